@@ -1,0 +1,47 @@
+# Everything from a fresh clone: `make demo`, `make test`. Needs python3 (3.10 or newer, with venv) and nothing else.
+PYTHON ?= python3
+
+BIN := .venv/bin
+TYPED := $(wildcard federation edge_runtime coordinator)
+READY := .venv/.ready
+STOCK_READY := .venv-stock/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help venv venv-stock demo test test-slow lint clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY) ## create .venv: every part of the project and the development tools
+
+venv-stock: $(STOCK_READY) ## create .venv-stock: what a device has, with the newest stock onnxruntime and no torch
+
+demo: $(READY) ## see it work
+	$(BIN)/embrace demo
+
+test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(READY) $(STOCK_READY) ## the slow tests only
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(TYPED)
+
+clean: ## remove both environments and every cache
+	rm -rf .venv .venv-stock build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an interrupted installation is continued by the next `make`.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[everything]'
+	touch $@
+
+# No constraints here: a device takes whatever is current, and the exported graphs have to run on that too.
+$(STOCK_READY): pyproject.toml
+	$(PYTHON) -m venv .venv-stock
+	.venv-stock/bin/python -m pip install --upgrade --editable '.[edge]'
+	touch $@

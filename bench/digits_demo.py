@@ -1,0 +1,150 @@
+"""Local training on scikit-learn's digits with nothing but numpy and a bundle: what a device does between two rounds.
+
+The frozen layers run once over all images, layer by layer (the multi-step forward pass); their output is stored, and
+only the layers behind the boundary train, from the stored activations.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engine.portable import LayerForward, TrainingStep
+from federation.capacity import predicted_memory
+from federation.errors import InputError
+from federation.manifest import Manifest, read_manifest
+from federation.space import ParameterSpace, Vector
+from federation.weights import map_weights, write_weights
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Progress = Callable[[str, int, int], None]
+
+BATCH, RATE, MOMENTUM = 32, 0.05, 0.9
+HELD_OUT = 360  # of 1797 images
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images as the network takes them, and what they show."""
+
+    train_x: Floats
+    train_y: Labels
+    test_x: Floats
+    test_y: Labels
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What training from one boundary did."""
+
+    boundary: str
+    trained: int  # parameters
+    stored: int  # bytes of stored activations
+    memory: int  # predicted bytes
+    steps: int
+    milliseconds: float  # per step, median
+    accuracy_before: float
+    accuracy_after: float
+
+
+def load_digits(seed: int = 0) -> Digits:
+    """scikit-learn's 1797 images of 8×8 pixels, shuffled; the last part is held out."""
+    from sklearn import datasets
+
+    data = datasets.load_digits()
+    order = np.random.default_rng(seed).permutation(len(data.target))
+    x = (data.images[order, None] / 16).astype(np.float32)
+    y = data.target[order].astype(np.int64)
+    return Digits(x[:-HELD_OUT], y[:-HELD_OUT], x[-HELD_OUT:], y[-HELD_OUT:])
+
+
+def train_locally(
+    directory: Path,
+    boundary_name: str,
+    data: Digits,
+    *,
+    epochs: int,
+    progress: Progress = lambda what, done, total: None,
+) -> LocalResult:
+    """Train a bundle from a boundary (or tier) for some epochs of SGD with momentum."""
+    manifest = read_manifest(directory)
+    boundary, space = manifest.boundary(boundary_name), manifest.space
+    if boundary.train is None:
+        raise InputError(f"boundary {boundary.name!r} has no graph for the portable engine")
+    vector = np.array(map_weights(directory / manifest.weights.name, space))
+    before = accuracy(directory, manifest, vector, data)
+    stored = run_layers(directory, manifest, data.train_x, stop=boundary.layer)
+    step = TrainingStep(directory / boundary.train.name, space, boundary.layer)
+    suffix = space.suffix(boundary.layer)
+    step.parameters[:] = vector[suffix]
+    times = _descend(step, statistic_mask(space)[suffix], stored, data.train_y, epochs, progress)
+    vector[suffix] = step.parameters
+    return LocalResult(
+        boundary=boundary.name,
+        trained=manifest.weights_from(boundary.layer),
+        stored=stored.nbytes if boundary.layer else 0,
+        memory=predicted_memory(manifest, boundary, BATCH).total,
+        steps=len(times),
+        milliseconds=1e3 * statistics.median(times),
+        accuracy_before=before,
+        accuracy_after=accuracy(directory, manifest, vector, data),
+    )
+
+
+def _descend(
+    step: TrainingStep, statistic: NDArray[np.bool_], x: Floats, y: Labels, epochs: int, progress: Progress
+) -> list[float]:
+    """SGD with momentum on the flat vector; a statistic is replaced by its new value. Gives seconds per step."""
+    velocity = np.zeros_like(step.parameters)
+    rng, times = np.random.default_rng(0), []
+    for _ in range(epochs):
+        order = rng.permutation(len(y))
+        for start in range(0, len(y) - BATCH + 1, BATCH):
+            rows = order[start : start + BATCH]
+            started = time.perf_counter()
+            loss = step.run(x[rows], y[rows], seed=len(times))
+            step.parameters[statistic] = step.gradients[statistic]
+            step.gradients[statistic] = 0.0
+            velocity *= MOMENTUM
+            velocity += step.gradients
+            step.parameters -= RATE * velocity
+            times.append(time.perf_counter() - started)
+            progress(f"loss {loss:.3f}", len(times), epochs * (len(y) // BATCH))
+    return times
+
+
+def statistic_mask(space: ParameterSpace) -> NDArray[np.bool_]:
+    """Which elements of the flat vector are statistics."""
+    mask = np.zeros(space.size, np.bool_)
+    for parameter in space:
+        mask[space.slice_of(parameter.name)] = parameter.kind == "statistic"
+    return mask
+
+
+def run_layers(directory: Path, manifest: Manifest, x: Floats, stop: int | None = None) -> Floats:
+    """The first layers in inference mode, each loaded, run and freed before the next."""
+    for layer in manifest.layers[:stop]:
+        x = LayerForward(directory / layer.forward.name)(x)
+    return x
+
+
+def accuracy(directory: Path, manifest: Manifest, vector: Vector, data: Digits) -> float:
+    """Share of held-out images recognised with these weights.
+
+    A layer's graph reads its weights from the file beside it, so the graphs are put beside a new one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for layer in manifest.layers:
+            shutil.copy(directory / layer.forward.name, folder)
+        write_weights(Path(folder) / manifest.weights.name, manifest.space, vector)
+        predictions = run_layers(Path(folder), manifest, data.test_x)
+    return float((predictions.argmax(1) == data.test_y).mean())

@@ -1,0 +1,90 @@
+"""Pictures of what training costs. matplotlib's object interface only: no display, no global state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from federation.capacity import forward_macs, predicted_memory, training_macs
+from federation.errors import InputError
+from federation.manifest import Boundary, Manifest
+
+# Okabe and Ito's colours: distinguishable for everybody, in grey too.
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00")
+PARTS = ("parameters", "gradients", "optimiser", "activations")
+
+
+def plot_boundaries(manifest: Manifest, batch: int, file: Path) -> None:
+    """Two panels, one row per boundary: predicted memory, and multiply-accumulates per sample."""
+    names = [_label(manifest, boundary) for boundary in manifest.boundaries]
+    figure = Figure(figsize=(11, 1.9 + 0.26 * len(names)), layout="constrained")
+    memory, work = figure.subplots(1, 2, sharey=True)
+    found = [predicted_memory(manifest, boundary, batch) for boundary in manifest.boundaries]
+    _stack(memory, names, {part: [getattr(item, part) / 1e6 for item in found] for part in PARTS}, COLOURS)
+    memory.set_title("predicted memory")
+    memory.set_xlabel("MB")
+    work_parts = {
+        "frozen layers, forward, once": [forward_macs(manifest, b) / 1e6 for b in manifest.boundaries],
+        "trained layers, every step": [training_macs(manifest, b) / 1e6 for b in manifest.boundaries],
+    }
+    _stack(work, names, work_parts, ("#BBBBBB", COLOURS[4]))
+    work.set_title("multiply-accumulates per sample")
+    work.set_xlabel("million")
+    memory.invert_yaxis()  # input side on top; shared by both panels
+    figure.suptitle(f"{manifest.name}: training from each boundary, batch {batch}")
+    save(figure, file)
+
+
+def _label(manifest: Manifest, boundary: Boundary) -> str:
+    tiers = [tier for tier, name in manifest.tiers.items() if name == boundary.name]
+    return f"{boundary.name}  ({', '.join(tiers)})" if tiers else boundary.name
+
+
+def _stack(axes: Axes, names: Sequence[str], parts: dict[str, list[float]], colours: Sequence[str]) -> None:
+    """Horizontal bars, so that names of any length and number stay readable."""
+    left = [0.0] * len(names)
+    for (part, values), colour in zip(parts.items(), colours):
+        axes.barh(range(len(names)), values, left=left, label=part, color=colour, height=0.72)
+        left = [a + b for a, b in zip(left, values)]
+    for row, total in enumerate(left):
+        axes.annotate(f"{total:.3g}", (total, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(0, 1.12 * max(*left, 1e-9))
+    _tidy(axes, "x")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / (0.26 * len(names) + 0.6)), ncols=2, frameon=False)
+
+
+def plot_steps(title: str, boundaries: Sequence[str], series: dict[str, list[float | None]], file: Path) -> None:
+    """Grouped bars: milliseconds of one training step by boundary and engine; None is left out."""
+    figure = Figure(figsize=(max(5.0, 1.6 + 1.1 * len(boundaries)), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / max(len(series), 1)
+    for number, (engine, values) in enumerate(series.items()):
+        places = [row + (number - (len(series) - 1) / 2) * width for row in range(len(boundaries))]
+        heights = [value or 0.0 for value in values]
+        bars = axes.bar(places, heights, width * 0.94, label=engine, color=COLOURS[2 * number % len(COLOURS)])
+        axes.bar_label(bars, [f"{v:.3g}" if v else "" for v in values], fontsize=8, padding=2)
+    axes.set_xticks(range(len(boundaries)), boundaries, rotation=0 if len(boundaries) < 6 else 60)
+    axes.set_ylabel("ms per step (median)")
+    axes.set_title(title)
+    axes.legend(frameon=False)
+    _tidy(axes, "y")
+    save(figure, file)
+
+
+def _tidy(axes: Axes, grid: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, file: Path) -> None:
+    """PNG, SVG or PDF, by the name's ending."""
+    try:
+        figure.savefig(file, dpi=130)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot draw {file}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,1 @@
+"""The `embrace` command: thin, and light to import on the smallest device."""

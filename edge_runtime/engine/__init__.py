@@ -1,0 +1,1 @@
+"""Engines compute layer outputs, losses and gradients."""

@@ -1,0 +1,61 @@
+"""What training from a boundary costs, computed from the manifest alone.
+
+Capacity is the papers' measure of a device: (2p + 2a) / (2p_full + 2a_full) with p trainable parameters and a output
+activations of convolution, dense and recurrent layers from the boundary on, at a given batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from federation.manifest import Boundary, Manifest
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted bytes of training from a boundary."""
+
+    parameters: int  # weights and statistics
+    gradients: int
+    optimiser: int  # one momentum buffer
+    activations: int  # kept outputs and their gradients
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimiser + self.activations
+
+
+def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> float:
+    """The papers' capacity of a boundary, relative to training everything."""
+    size = batch or manifest.batch
+    everything = sum(layer.activations for layer in manifest.layers)
+    full = manifest.weights_from(0) + everything * size
+    return (manifest.weights_from(boundary.layer) + boundary.activations * size) / full
+
+
+def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> Memory:
+    """Bytes of each part; statistics count like weights, except that no momentum is kept for them."""
+    weights, statistics = manifest.weights_from(boundary.layer), manifest.statistics_from(boundary.layer)
+    return Memory(
+        parameters=FLOAT_BYTES * (weights + statistics),
+        gradients=FLOAT_BYTES * (weights + statistics),
+        optimiser=FLOAT_BYTES * weights,
+        activations=2 * FLOAT_BYTES * boundary.activations * (batch or manifest.batch),
+    )
+
+
+def forward_macs(manifest: Manifest, boundary: Boundary) -> int:
+    """Multiply-accumulates per sample of the frozen layers: paid once, when the activations are stored."""
+    return sum(layer.macs for layer in manifest.layers[: boundary.layer])
+
+
+def training_macs(manifest: Manifest, boundary: Boundary) -> int:
+    """Multiply-accumulates per sample of one training step: forward, weight gradients, input gradients.
+
+    Each of the three costs about as much as the forward pass; the first trained layer needs no input gradient.
+    Backpropagation through the last steps only (`last_steps`) is not subtracted.
+    """
+    trained = [layer.macs for layer in manifest.layers[boundary.layer :]]
+    return 3 * sum(trained) - trained[0]

@@ -1,0 +1,53 @@
+"""Everything this project raises on purpose. The type says whose fault it was.
+
+    EmbraceError            500, exit 1   something went wrong that this project can name
+    ├── InputError          400, exit 2   the caller asked for something that cannot be done as asked
+    │   └── BundleError     400, exit 2   ... because the bundle cannot be read or contradicts itself
+    ├── VerificationError   500, exit 1   a result differs from the reference it was compared with
+    └── MissingPackage      501, exit 3   this installation lacks an optional package
+
+Any other exception is a bug: it is never caught to be made pretty, and its traceback is shown. A message says
+what was found and what was expected, and names the file, layer or node.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EmbraceError(Exception):
+    """Base of the tree: catch this to catch whatever the project raises on purpose."""
+
+    status: ClassVar[int] = 500  # hint for an HTTP answer
+    exit_code: ClassVar[int] = 1  # of the `embrace` command
+
+
+class InputError(EmbraceError):
+    """The caller's mistake: repeating the same call cannot succeed."""
+
+    status = 400
+    exit_code = 2
+
+
+class BundleError(InputError):
+    """A bundle that cannot be read, is incomplete, or whose parts do not belong together."""
+
+
+class VerificationError(EmbraceError):
+    """A computed result does not agree with its reference within tolerance."""
+
+
+class MissingPackage(EmbraceError):
+    """An optional package is not installed here; says which extra brings it."""
+
+    status = 501
+    exit_code = 3
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"the package '{package}' is not installed: pip install 'embrace[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+    def __reduce__(self) -> tuple[type[MissingPackage], tuple[str, str]]:
+        """Rebuild from both arguments: worker processes send exceptions back pickled."""
+        return type(self), (self.package, self.extra)

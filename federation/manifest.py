@@ -1,0 +1,243 @@
+"""The bundle manifest: what an exported model consists of, as versioned JSON.
+
+A bundle is a directory with `manifest.json`, `weights.safetensors` and ONNX graphs. The manifest is the contract
+between the exporter, the coordinator and the devices; docs/bundle.md explains every field. Version 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+import typing
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from federation.errors import BundleError
+from federation.space import Parameter, ParameterSpace
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_NAME = "weights.safetensors"
+MAX_MANIFEST_BYTES = 16 << 20  # a network of a thousand layers needs about one megabyte
+
+# A file of a bundle lies in its directory or at most two folders below; no part starts with a dot, so no way out.
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,119}"
+_FILE_NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+LossName = Literal["cross_entropy", "bce_with_logits", "mse"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """A file of the bundle, by name and content."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if not _FILE_NAME.fullmatch(self.name):
+            raise BundleError(
+                f"file name {self.name!r} is not allowed: letters, digits and _ . @ - only, at most two folders deep"
+            )
+        if not _SHA256.fullmatch(self.sha256):
+            raise BundleError(f"file {self.name!r}: sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Type and shape of a tensor for ONE sample: the batch dimension in front is left out."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the training graph minimises: the mean over the batch (over labels that are not ignored)."""
+
+    name: LossName
+    label_smoothing: float = 0.0
+    ignore_index: int = -100
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise BundleError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model came from, so that `embrace verify` can build it again."""
+
+    kind: Literal["zoo", "torch", "onnx"]
+    reference: str
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The smallest piece that travels alone: exactly one tensor enters and one leaves."""
+
+    name: str
+    input: TensorSpec
+    output: TensorSpec
+    parameters: tuple[Parameter, ...]
+    activations: int  # outputs of convolution, dense and recurrent operators, per sample
+    macs: int  # multiply-accumulates of one forward pass, per sample
+    dropouts: int  # how many dropout operators it has; they are numbered through the whole model
+    forward: FileRef
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A place from which a device can train: layer `layer` and everything after it."""
+
+    name: str
+    layer: int
+    last_steps: int | None  # recurrent layers backpropagate through the last so many steps; None: all
+    activations: int  # what training from here keeps, per sample
+    train: FileRef | None  # graph of the portable engine
+    ort_training: tuple[FileRef, ...]  # artifacts of onnxruntime-training, empty if not exported
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything about a bundle but the bytes of its files."""
+
+    version: int
+    name: str
+    source: Source
+    opset: int
+    loss: Loss
+    input: TensorSpec
+    labels: TensorSpec
+    output: TensorSpec
+    vocabulary: int | None  # token inputs: ids are below this number
+    batch: int  # the batch size at which capacity is quoted
+    uses_seed: bool  # training graphs take a `seed` (dropout)
+    layers: tuple[Layer, ...]
+    boundaries: tuple[Boundary, ...]
+    tiers: dict[str, str]  # tier name -> boundary name
+    weights: FileRef
+    notes: tuple[str, ...] = ()  # what the exporter could not do, e.g. an engine that cannot serve the model
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise BundleError("a bundle needs at least one layer")
+        for boundary in self.boundaries:
+            if not 0 <= boundary.layer < len(self.layers):
+                raise BundleError(f"boundary {boundary.name!r} starts at layer {boundary.layer}, which does not exist")
+        names = [b.name for b in self.boundaries]
+        if len(set(names)) != len(names):
+            raise BundleError("two boundaries have the same name")
+        for tier, name in self.tiers.items():
+            if name not in names:
+                raise BundleError(f"tier {tier!r} names boundary {name!r}, which does not exist")
+
+    @property
+    def space(self) -> ParameterSpace:
+        return ParameterSpace([layer.parameters for layer in self.layers])
+
+    def boundary(self, name: str) -> Boundary:
+        """A boundary by its own name or by a tier's name."""
+        wanted = self.tiers.get(name, name)
+        for boundary in self.boundaries:
+            if boundary.name == wanted:
+                return boundary
+        known = ", ".join([*self.tiers, *(b.name for b in self.boundaries)])
+        raise BundleError(f"no boundary or tier named {name!r}; this bundle has: {known}")
+
+    def weights_from(self, layer: int) -> int:
+        """Number of trainable elements from a layer to the output (p in the papers)."""
+        return sum(p.size for piece in self.layers[layer:] for p in piece.parameters if p.kind == "weight")
+
+    def statistics_from(self, layer: int) -> int:
+        return sum(p.size for piece in self.layers[layer:] for p in piece.parameters if p.kind == "statistic")
+
+    def files(self) -> list[FileRef]:
+        """Every file of the bundle but the manifest itself."""
+        found = [self.weights, *(layer.forward for layer in self.layers)]
+        for boundary in self.boundaries:
+            found += [boundary.train] if boundary.train else []
+            found += boundary.ort_training
+        return found
+
+
+def dumps(manifest: Manifest) -> str:
+    """JSON text, the same bytes for the same manifest."""
+    return json.dumps(asdict(manifest), indent=1) + "\n"
+
+
+def loads(text: str) -> Manifest:
+    """Parse and check a manifest; a BundleError names the field that is wrong."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BundleError(f"the manifest is not JSON: {error}") from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(f"manifest version {version!r} is not supported; this program reads version {FORMAT_VERSION}")
+    return _decode(Manifest, data, "manifest")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a bundle directory."""
+    path = directory / MANIFEST_NAME
+    if not path.is_file():
+        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}; make one with 'embrace export'")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{path} is larger than {MAX_MANIFEST_BYTES >> 20} MiB; this is no manifest of ours")
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"cannot read {path}: {error}") from None
+    return loads(text)
+
+
+def _decode(kind: type[T], value: Any, where: str) -> T:
+    """Build `kind` from parsed JSON, following the dataclasses' own annotations."""
+    return typing.cast(T, _decode_any(kind, value, where))
+
+
+def _decode_any(kind: Any, value: Any, where: str) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _decode_dataclass(kind, value, where)
+    if origin is tuple:
+        _expect(isinstance(value, list), where, "a list", value)
+        return tuple(_decode_any(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        _expect(isinstance(value, dict), where, "an object", value)
+        return {str(key): _decode_any(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is Literal:
+        _expect(value in args, where, " or ".join(map(repr, args)), value)
+        return value
+    if origin in (types.UnionType, typing.Union):  # X | None is the only union in use
+        return None if value is None else _decode_any(args[0], value, where)
+    if kind is float:
+        _expect(isinstance(value, (int, float)) and not isinstance(value, bool), where, "a number", value)
+        return float(value)
+    _expect(type(value) is kind, where, kind.__name__, value)
+    if kind is int:
+        _expect(abs(value) < 2**62, where, "an integer below 2^62", value)
+    return value
+
+
+def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
+    _expect(isinstance(value, dict), where, "an object", value)
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind) if f.init}
+    unknown = sorted(set(value) - known)
+    _expect(not unknown, where, f"only the fields {', '.join(sorted(known))}", unknown)
+    missing = sorted(known - set(value))
+    _expect(not missing, where, f"the fields {', '.join(missing)}", "nothing")
+    return kind(**{name: _decode_any(hints[name], value[name], f"{where}.{name}") for name in known})
+
+
+def _expect(good: bool, where: str, expected: str, got: Any) -> None:
+    if not good:
+        raise BundleError(f"{where}: expected {expected}, got {str(got)[:80]!r}")

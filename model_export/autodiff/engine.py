@@ -1,0 +1,160 @@
+"""Compile-time reverse-mode differentiation: a forward graph becomes a training graph of standard ONNX operators.
+
+The forward nodes are copied (or written in a form that keeps what the gradient needs, see `lowering`), then walked
+backwards; each operator's rule writes the nodes of its gradient. Only what leads from the loss to a trainable
+parameter is written, so the backward part ends at the boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from model_export.autodiff.registry import find_lowering, find_rule
+from model_export.errors import MissingRule
+from model_export.graph import Emitter, Operand, Shape, inputs_with_subgraphs, module_of, optional_input
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+class Context:
+    """What a rule sees: known shapes and constants, and the means to write nodes."""
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        shapes: Mapping[str, Shape],
+        constants: Mapping[str, np.ndarray],
+        active: set[str],
+        last_steps: int | None = None,
+        dropout_numbers: Mapping[str, int] | None = None,
+    ) -> None:
+        self.emitter = emitter
+        self.op, self.ops, self.constant = emitter.op, emitter.ops, emitter.constant
+        self.shapes = shapes
+        self.constants = constants
+        self.active = active
+        self.last_steps = last_steps
+        self.dropout_numbers = dropout_numbers or {}  # by output: which dropout of the whole model
+        self.saved: dict[str, Any] = {}  # by first output: what a lowering keeps for its rule
+        self.channel_scales: dict[
+            str, str
+        ] = {}  # gradients that still lack a factor per channel, which their reader knows
+        self.new_statistics: dict[str, str] = {}  # statistic -> value that replaces it
+
+    def shape(self, name: str) -> Shape:
+        return self.shapes[name]
+
+    def rank(self, name: str) -> int:
+        return len(self.shapes[name])
+
+    def static(self, name: str | None) -> np.ndarray | None:
+        """The value of a constant, None if it is not one."""
+        return self.constants.get(name) if name else None
+
+    def wants(self, node: NodeProto, index: int) -> bool:
+        """Whether the gradient of an input is needed."""
+        name = optional_input(node, index)
+        return name is not None and name in self.active
+
+    def shape_operand(self, name: str) -> Operand:
+        """The shape of a value as an operand: a constant with one -1 where possible, else computed at run time."""
+        shape = self.shape(name)
+        if shape.count(None) <= 1 and 0 not in shape:
+            return np.array([-1 if dim is None else dim for dim in shape], np.int64)
+        return self.op("Shape", name)
+
+    def runtime_shape(self, name: str) -> Operand:
+        """The shape of a value with true sizes, for operators that do not understand -1."""
+        shape = self.shape(name)
+        return self.op("Shape", name) if None in shape else np.array(shape, np.int64)
+
+    def reshape_like(self, value: str, name: str) -> str:
+        """`value` in the shape of `name`."""
+        return self.op("Reshape", value, self.shape_operand(name))
+
+    def sum_to(self, value: str, value_shape: Shape, name: str) -> str:
+        """The gradient of broadcasting: sum `value` over every dimension that `name` did not have."""
+        target = self.shape(name)
+        extra = len(value_shape) - len(target)
+        axes = [i for i in range(extra) if value_shape[i] != 1]
+        axes += [i + extra for i, dim in enumerate(target) if dim == 1 and value_shape[i + extra] != 1]
+        if axes:
+            value = self.op("ReduceSum", value, axes, keepdims=1)
+        if extra or (len(axes) != 0 and extra):
+            value = self.reshape_like(value, name)
+        return value
+
+    def count(self, name: str, axes: Iterable[int]) -> str | float:
+        """How many elements some axes span: a number, or computed at run time if the batch is among them."""
+        dims = [self.shape(name)[axis] for axis in axes]
+        if None not in dims:
+            return float(math.prod(d for d in dims if d is not None))
+        parts = self.op("Gather", self.op("Shape", name), list(axes), axis=0)
+        return self.op("Cast", self.op("ReduceProd", parts, keepdims=0), to=FLOAT)
+
+
+def active_values(nodes: Sequence[NodeProto], trainable: Iterable[str]) -> set[str]:
+    """Values that depend on a trainable parameter."""
+    active = set(trainable)
+    for node in nodes:
+        if any(name in active for name in inputs_with_subgraphs(node)):
+            active.update(filter(None, node.output))
+    return active
+
+
+def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:
+    """The forward part: nodes as they are, or in the form their operator's lowering gives them."""
+    for node in nodes:
+        with context.emitter.scope(f"forward/{module_of(node)}"):
+            lowering = find_lowering(node.op_type)
+            if lowering and (_has_no_plain_form(node) or any(name in context.active for name in node.output)):
+                lowering(context, node)
+            else:
+                with context.emitter.scope("forward"):
+                    context.emitter.copy(node)
+
+
+def _has_no_plain_form(node: NodeProto) -> bool:
+    """Pixel-major operators are ours alone; batch norm and dropout in ONNX are not what PyTorch computes."""
+    return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith("Pixel")
+
+
+def write_backward(
+    context: Context, nodes: Sequence[NodeProto], seeds: Mapping[str, str], trainable: Iterable[str]
+) -> dict[str, str]:
+    """The backward part: gradient of each trainable parameter, given gradients of the last values."""
+    collected: dict[str, list[str]] = {name: [value] for name, value in seeds.items()}
+
+    def total(name: str) -> str | None:
+        parts = collected.pop(name, [])
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return context.op("Sum", *parts) if len(parts) > 2 else context.op("Add", *parts)
+
+    for node in reversed(nodes):
+        if not any(name in collected for name in node.output) or not any(n in context.active for n in node.output):
+            continue
+        with context.emitter.scope(f"backward/{module_of(node)}"):
+            upstream = [total(name) for name in node.output]
+            rule = find_rule(node.op_type)
+            if rule is None:
+                raise MissingRule(node.op_type, node.name, module_of(node))
+            for index, gradient in enumerate(rule(context, node, upstream)):
+                if gradient is not None and context.wants(node, index):
+                    collected.setdefault(node.input[index], []).append(gradient)
+    gradients = {}
+    for name in trainable:
+        with context.emitter.scope("backward"):
+            value = total(name)
+            gradients[name] = value if value is not None else _zeros_like(context, name)
+    return gradients
+
+
+def _zeros_like(context: Context, name: str) -> str:
+    """A parameter that the loss does not depend on."""
+    return context.op("ConstantOfShape", context.runtime_shape(name))

@@ -1,0 +1,109 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from model_export.autodiff.engine import FLOAT, Context
+from model_export.autodiff.registry import Gradients, rule
+from model_export.autodiff.rules.elementwise import Upstream
+from model_export.graph import attribute, optional_input
+
+
+@rule("Relu")
+def relu(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The mask 0 / 1 comes from a very steep HardSigmoid: ten times faster in onnxruntime than comparing."""
+    mask = context.op("HardSigmoid", node.output[0], alpha=1e30, beta=0.0)
+    return [context.op("Mul", str(upstream[0]), mask)]
+
+
+@rule("LeakyRelu")
+def leaky_relu(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    dy = str(upstream[0])
+    small = context.op("Mul", dy, float(attribute(node, "alpha", 0.01)))
+    return [context.op("Where", context.op("Greater", node.input[0], 0.0), dy, small)]
+
+
+@rule("PRelu")
+def prelu(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    x, slope = node.input
+    dy = str(upstream[0])
+    positive = context.op("Greater", x, 0.0)
+    dx = context.op("Where", positive, dy, context.op("Mul", dy, slope)) if context.wants(node, 0) else None
+    dslope = None
+    if context.wants(node, 1):
+        negative_part = context.op("Where", positive, 0.0, context.op("Mul", dy, x))
+        dslope = context.sum_to(negative_part, context.shape(x), slope)
+    return [dx, dslope]
+
+
+@rule("Elu")
+def elu(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    dy, y = str(upstream[0]), node.output[0]
+    slope = context.op("Add", y, float(attribute(node, "alpha", 1.0)))  # alpha * exp(x) = y + alpha below zero
+    return [context.op("Where", context.op("Greater", node.input[0], 0.0), dy, context.op("Mul", dy, slope))]
+
+
+@rule("Sigmoid")
+def sigmoid(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    y = node.output[0]
+    return [context.op("Mul", context.op("Mul", str(upstream[0]), y), context.op("Sub", 1.0, y))]
+
+
+@rule("Tanh")
+def tanh(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    y = node.output[0]
+    return [context.op("Mul", str(upstream[0]), context.op("Sub", 1.0, context.op("Mul", y, y)))]
+
+
+@rule("Softplus")
+def softplus(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    return [context.op("Mul", str(upstream[0]), context.op("Sigmoid", node.input[0]))]
+
+
+@rule("HardSigmoid")
+def hard_sigmoid(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """alpha where the line is strictly between 0 and 1."""
+    y = node.output[0]
+    inside = context.op("And", context.op("Greater", y, 0.0), context.op("Less", y, 1.0))
+    return [context.op("Where", inside, context.op("Mul", str(upstream[0]), float(attribute(node, "alpha", 0.2))), 0.0)]
+
+
+@rule("Clip")
+def clip(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """1 inside the bounds, the bounds themselves included, as PyTorch's clamp has it."""
+    x = node.input[0]
+    inside = None
+    for index, compare in ((1, "GreaterOrEqual"), (2, "LessOrEqual")):
+        bound = optional_input(node, index)
+        if bound:
+            part = context.op(compare, x, bound)
+            inside = context.op("And", inside, part) if inside else part
+    if inside is None:
+        return [upstream[0]]
+    return [context.op("Where", inside, str(upstream[0]), 0.0)]
+
+
+@rule("Softmax")
+def softmax(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    y = node.output[0]
+    weighted = context.op("Mul", str(upstream[0]), y)
+    total = context.op("ReduceSum", weighted, [int(attribute(node, "axis", -1))], keepdims=1)
+    return [context.op("Sub", weighted, context.op("Mul", y, total))]
+
+
+@rule("LogSoftmax")
+def log_softmax(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    dy = str(upstream[0])
+    total = context.op("ReduceSum", dy, [int(attribute(node, "axis", -1))], keepdims=1)
+    return [context.op("Sub", dy, context.op("Mul", context.op("Exp", node.output[0]), total))]
+
+
+@rule("HardSwish")
+def hard_swish(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """x * clip(x / 6 + 1 / 2, 0, 1): 0 below -3, 1 above 3, x / 3 + 1 / 2 between."""
+    x = node.input[0]
+    line = context.op("Add", context.op("Mul", x, 1.0 / 3.0), 0.5)
+    above = context.op("Cast", context.op("Greater", x, 3.0), to=FLOAT)
+    inside = context.op("LessOrEqual", context.op("Abs", x), 3.0)
+    return [context.op("Mul", str(upstream[0]), context.op("Where", inside, line, above))]

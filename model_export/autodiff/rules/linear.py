@@ -1,0 +1,96 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto
+
+from model_export.autodiff.engine import Context
+from model_export.autodiff.registry import Gradients, rule
+from model_export.autodiff.rules.elementwise import Upstream
+from model_export.graph import Shape, attribute
+
+
+@rule("Gemm")
+def gemm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    a, b = node.input[:2]
+    dy = str(upstream[0])
+    alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
+    trans_a, trans_b = int(attribute(node, "transA", 0)), int(attribute(node, "transB", 0))
+    scale = alpha if alpha != 1.0 else None
+    da = db = dc = None
+    if context.wants(node, 0):
+        da = (
+            context.op("Gemm", b, dy, transA=trans_b, transB=1, alpha=scale)
+            if trans_a
+            else context.op("Gemm", dy, b, transB=1 - trans_b, alpha=scale)
+        )
+    if context.wants(node, 1):
+        db = (
+            context.op("Gemm", dy, a, transA=1, transB=trans_a, alpha=scale)
+            if trans_b
+            else context.op("Gemm", a, dy, transA=1 - trans_a, alpha=scale)
+        )
+    if context.wants(node, 2):
+        dc = context.sum_to(dy, context.shape(node.output[0]), node.input[2])
+        dc = context.op("Mul", dc, beta) if beta != 1.0 else dc
+    return [da, db, dc]
+
+
+@rule("MatMul")
+def matmul(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """Vectors are seen as matrices with one row or column, batch dimensions that were broadcast are summed."""
+    a, b = node.input
+    shape_a, shape_b = context.shape(a), context.shape(b)
+    dy = str(upstream[0])
+    if len(shape_b) == 2 and len(shape_a) > 2:
+        return _shared_matrix(context, node, dy)
+    left, right = a, b
+    if len(shape_a) == 1:
+        left, shape_a = context.op("Unsqueeze", a, [0]), (1, *shape_a)
+        dy = context.op("Unsqueeze", dy, [-1 if len(shape_b) == 1 else -2])
+    if len(shape_b) == 1:
+        right, shape_b = context.op("Unsqueeze", b, [1]), (*shape_b, 1)
+        dy = context.op("Unsqueeze", dy, [-1])
+    batch = _broadcast(shape_a[:-2], shape_b[:-2])
+    da = db = None
+    if context.wants(node, 0):
+        product = context.op("MatMul", dy, _transposed(context, right, len(shape_b)))
+        da = _undo(context, product, (*batch, *shape_a[-2:]), shape_a, a)
+    if context.wants(node, 1):
+        product = context.op("MatMul", _transposed(context, left, len(shape_a)), dy)
+        db = _undo(context, product, (*batch, *shape_b[-2:]), shape_b, b)
+    return [da, db]
+
+
+def _shared_matrix(context: Context, node: NodeProto, dy: str) -> Gradients:
+    """A dense layer over a sequence: fold the leading dimensions, so that the weight gradient is one product."""
+    a, b = node.input
+    rows, columns = context.shape(b)
+    da = context.op("MatMul", dy, _transposed(context, b, 2)) if context.wants(node, 0) else None
+    db = None
+    if context.wants(node, 1):
+        flat_a = context.op("Reshape", a, np.array([-1, rows], np.int64))
+        flat_dy = context.op("Reshape", dy, np.array([-1, columns], np.int64))
+        db = context.op("Gemm", flat_a, flat_dy, transA=1)
+    return [da, db]
+
+
+def _undo(context: Context, product: str, product_shape: Shape, matrix_shape: Shape, name: str) -> str:
+    """Sum over broadcast batch dimensions, then give back the shape of the original operand."""
+    original = context.shape(name)
+    if len(original) == len(matrix_shape):
+        return context.sum_to(product, product_shape, name)
+    leading = list(range(len(product_shape) - 2))
+    summed = context.op("ReduceSum", product, leading, keepdims=0) if leading else product
+    return context.reshape_like(summed, name)
+
+
+def _transposed(context: Context, name: str, rank: int) -> str:
+    return context.op("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape:
+    rank = max(len(a), len(b))
+    a, b = (1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b)
+    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))

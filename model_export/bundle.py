@@ -1,0 +1,283 @@
+"""Writing a bundle: capture, cut, differentiate, and put everything into one directory at once."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from federation.capacity import capacity
+from federation.errors import InputError
+from federation.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    Boundary,
+    FileRef,
+    Layer,
+    Manifest,
+    dumps,
+)
+from federation.space import ParameterSpace
+from federation.weights import places, write_weights
+from model_export.autodiff.losses import labels_spec
+from model_export.autodiff.registry import has_rule
+from model_export.capacity import layer_activations, layer_macs
+from model_export.errors import ExportError
+from model_export.graph import Graph, serialise
+from model_export.layers import LayerGraph, find_layer, split_layers
+from model_export.normalise import normalise
+from model_export.ort_artifacts import unsupported, write_artifacts
+from model_export.source import ModelSource
+from model_export.training import inference_graph, ort_forward_graph, tensor_spec, training_graph, uses_dropout
+from model_export.zoo import Tier
+
+ENGINES = ("portable", "ort-training")
+ONE_LAYER = "the model is one layer: no single tensor separates two groups of weights, so every device trains all of it"
+# Called with what happens now, and how many of how many steps are done.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Which boundaries get a training graph, and for which engines."""
+
+    splits: Sequence[str] = ()  # boundary names; empty: all, or the tiers'
+    tiers: Mapping[str, float] | None = None  # tier -> capacity
+    engines: Sequence[str] = ("portable",)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.engines) - set(ENGINES))
+        if unknown or not self.engines:
+            raise InputError(f"unknown engine {', '.join(unknown)!r}; expected {' or '.join(ENGINES)}")
+        for tier, share in (self.tiers or {}).items():
+            if not 0.0 < share <= 1.0:
+                raise InputError(f"tier {tier!r}: a capacity lies between 0 and 1, got {share}")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A boundary to be exported: a layer, possibly with shortened backpropagation through time."""
+
+    layer: int
+    last_steps: int | None = None
+
+
+def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
+    """Capture a model and cut it into layers."""
+    captured = source.capture()
+    graph = normalise(captured.model, captured.trainable, source.sample, has_rule)
+    return graph, split_layers(graph)
+
+
+def export_bundle(
+    source: ModelSource,
+    out: Path,
+    choices: Choices | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Manifest:
+    """Write the bundle of a model to a directory that must be absent or empty."""
+    choices = choices or Choices()
+    _check_target(out)
+    progress("capturing the model", 0, 1)
+    graph, layers = load_graph(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    workshop = Path(tempfile.mkdtemp(prefix=".embrace-export-", dir=out.parent))
+    try:
+        manifest = _write(source, graph, layers, choices, workshop, progress)
+        workshop.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        workshop.rename(out)
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+    return manifest
+
+
+def _check_target(out: Path) -> None:
+    if out.is_dir() and any(out.iterdir()):
+        raise InputError(f"{out} exists and is not empty; choose another --out or remove it")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; --out takes a directory")
+
+
+def _write(
+    source: ModelSource,
+    graph: Graph,
+    layers: list[LayerGraph],
+    choices: Choices,
+    directory: Path,
+    progress: Progress,
+) -> Manifest:
+    output = tensor_spec(graph, graph.output)
+    labels = labels_spec(source.loss, output)
+    space = ParameterSpace([layer.parameters for layer in layers])
+    write_weights(directory / WEIGHTS_NAME, space, space.flatten(graph.parameters()))
+    where = places(space)
+    described = []
+    for index, layer in enumerate(layers):
+        name = f"forward.{_file_stem(index, layer.name)}.onnx"
+        (directory / name).write_bytes(serialise(inference_graph(graph, layer, where)))
+        described.append(_describe(graph, layer, file_ref(directory, name)))
+    plain = Manifest(
+        version=FORMAT_VERSION,
+        name=source.name,
+        source=source.origin,
+        opset=graph.opset,
+        loss=source.loss,
+        input=tensor_spec(graph, graph.input),
+        labels=labels,
+        output=output,
+        vocabulary=source.vocabulary,
+        batch=source.batch,
+        uses_seed=uses_dropout(graph),
+        layers=tuple(described),
+        boundaries=(),
+        tiers={},
+        weights=file_ref(directory, WEIGHTS_NAME),
+    )
+    cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
+    boundaries: list[Boundary] = []
+    notes = [ONE_LAYER] if len(layers) == 1 else []
+    for number, cut in enumerate(cuts):
+        label = boundary_name(layers, cut)
+        progress(f"differentiating from {label}", number, len(cuts))
+        boundary, remarks = _write_boundary(graph, layers, cut, source, choices, directory)
+        boundaries.append(boundary)
+        notes += [remark for remark in remarks if remark not in notes]
+    progress("done", len(cuts), len(cuts))
+    named = {tier: boundary_name(layers, cut) for tier, cut in tiers.items()}
+    manifest = replace(plain, boundaries=tuple(boundaries), tiers=named, notes=tuple(notes))
+    (directory / MANIFEST_NAME).write_text(dumps(manifest), "utf-8")
+    return manifest
+
+
+def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:
+    return Layer(
+        name=layer.name,
+        input=tensor_spec(graph, layer.input),
+        output=tensor_spec(graph, layer.output),
+        parameters=tuple(layer.parameters),
+        activations=layer_activations(graph, layer),
+        macs=layer_macs(graph, layer),
+        dropouts=sum(node.op_type == "Dropout" for node in layer.nodes),
+        forward=forward,
+    )
+
+
+def boundary_name(layers: Sequence[LayerGraph], cut: Cut) -> str:
+    """The layer's name, with @steps where backpropagation through time is shortened."""
+    name = layers[cut.layer].name
+    return f"{name}@{cut.last_steps}" if cut.last_steps else name
+
+
+def choose_cuts(
+    manifest: Manifest,
+    graph: Graph,
+    layers: list[LayerGraph],
+    choices: Choices,
+    known: Mapping[str, Tier],
+) -> tuple[list[Cut], dict[str, Cut]]:
+    """Boundaries to export, input side first, and which of them each tier uses. `strong` trains everything."""
+    tiers = {"strong": Cut(0)}
+    if choices.tiers is not None:
+        for tier, share in choices.tiers.items():
+            tiers[tier] = _largest_within(manifest, graph, layers, tier, share)
+    elif not choices.splits:
+        for tier, place in known.items():
+            tiers[tier] = Cut(find_layer(layers, place.boundary), place.last_steps)
+    cuts = set(tiers.values())
+    if choices.splits:
+        cuts |= {_parse_split(layers, text) for text in choices.splits}
+    elif choices.tiers is None:
+        cuts |= {Cut(index) for index in range(len(layers))}
+    return sorted(cuts, key=lambda cut: (cut.layer, -(cut.last_steps or 1 << 30))), tiers
+
+
+def _parse_split(layers: Sequence[LayerGraph], text: str) -> Cut:
+    name, _, steps = text.partition("@")
+    if steps and not (steps.isdigit() and int(steps) > 0):
+        raise InputError(f"split {text!r}: expected a boundary name, or name@steps with a positive number of steps")
+    cut = Cut(find_layer(layers, name), int(steps) if steps else None)
+    kinds = {node.op_type for layer in layers[cut.layer :] for node in layer.nodes}
+    if cut.last_steps and not kinds & {"LSTM", "GRU"}:
+        raise InputError(f"split {text!r}: there is no recurrent layer from {name!r} on, so @steps means nothing")
+    return cut
+
+
+def _largest_within(manifest: Manifest, graph: Graph, layers: list[LayerGraph], tier: str, share: float) -> Cut:
+    """The boundary nearest to the input whose capacity does not exceed the given one."""
+    for index in range(len(layers)):
+        boundary = _plain_boundary(graph, layers, Cut(index))
+        if capacity(manifest, boundary) <= share:
+            return Cut(index)
+    smallest = capacity(manifest, _plain_boundary(graph, layers, Cut(len(layers) - 1)))
+    raise ExportError(f"tier {tier}={share}: no boundary is that small; the last layer alone needs {smallest:.3f}")
+
+
+def _plain_boundary(graph: Graph, layers: Sequence[LayerGraph], cut: Cut) -> Boundary:
+    activations = sum(layer_activations(graph, layer, cut.last_steps) for layer in layers[cut.layer :])
+    return Boundary(boundary_name(layers, cut), cut.layer, cut.last_steps, activations, None, ())
+
+
+def _write_boundary(
+    graph: Graph, layers: Sequence[LayerGraph], cut: Cut, source: ModelSource, choices: Choices, directory: Path
+) -> tuple[Boundary, list[str]]:
+    """One boundary's graphs for each engine, and what could not be done."""
+    boundary = _plain_boundary(graph, layers, cut)
+    stem = _file_stem(cut.layer, boundary.name)
+    suffix, notes = layers[cut.layer :], []
+    if "portable" in choices.engines:
+        name = f"train.{stem}.onnx"
+        model = training_graph(graph, suffix, source.loss, cut.last_steps)
+        (directory / name).write_bytes(serialise(model))
+        boundary = replace(boundary, train=file_ref(directory, name))
+    if "ort-training" in choices.engines:
+        refs, notes = _write_ort(graph, suffix, cut, source, directory, f"ort_training/{stem}")
+        boundary = replace(boundary, ort_training=refs)
+    return boundary, notes
+
+
+def _write_ort(
+    graph: Graph, suffix: Sequence[LayerGraph], cut: Cut, source: ModelSource, directory: Path, folder: str
+) -> tuple[tuple[FileRef, ...], list[str]]:
+    if cut.last_steps:
+        return (), ["ort-training: shortened backpropagation through time is for the portable engine only"]
+    forward = ort_forward_graph(graph, suffix)
+    reasons = unsupported(forward, source.loss)
+    if reasons:
+        return (), [f"ort-training: {reason}" for reason in reasons]
+    target = directory / folder
+    target.mkdir(parents=True)
+    parameters = [p for layer in suffix for p in layer.parameters]
+    paths = write_artifacts(
+        forward,
+        [p.name for p in parameters if p.kind == "weight"],
+        [p.name for p in parameters if p.kind == "statistic"],
+        source.loss,
+        target,
+    )
+    return tuple(file_ref(directory, f"{folder}/{path.name}") for path in sorted(paths)), []
+
+
+def file_ref(directory: Path, name: str) -> FileRef:
+    path = directory / name
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
+    return FileRef(name, digest.hexdigest(), path.stat().st_size)
+
+
+def check_files(manifest: Manifest, directory: Path) -> Iterable[str]:
+    """Names of files whose bytes are not what the manifest says."""
+    for ref in manifest.files():
+        path = directory / ref.name
+        if not path.is_file() or file_ref(directory, ref.name) != ref:
+            yield ref.name
+
+
+def _file_stem(index: int, name: str) -> str:
+    return f"{index:02d}-{re.sub(r'[^A-Za-z0-9_.@-]', '_', name)[:80]}"

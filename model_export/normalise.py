@@ -1,0 +1,254 @@
+"""From whatever an exporter wrote to a `Graph` that is easy to cut and to differentiate.
+
+Functions are inlined, Constant and Identity nodes disappear, shape arithmetic is replaced by what it amounts to,
+parameters are told from constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, inliner, numpy_helper, version_converter
+
+from model_export.errors import ExportError
+from model_export.graph import (
+    Graph,
+    attribute,
+    inputs_with_subgraphs,
+    needed_nodes,
+    optional_input,
+)
+from model_export.shapes import BATCHES, measure, symbolic_shape
+
+OLDEST_OPSET, NEWEST_OPSET = 18, 21
+INLINE_DOMAIN = "embrace.inline"
+SHAPE_SOURCES = {"Shape", "Size"}
+
+
+def normalise(
+    model: onnx.ModelProto,
+    trainable: Iterable[str],
+    sample: Callable[[int], np.ndarray],
+    has_rule: Callable[[str], bool],
+) -> Graph:
+    """The working form of a forward model. `sample(batch)` makes an input; `has_rule` tells what needs no inlining."""
+    model = to_supported_opset(model)
+    model = inline_functions(model, has_rule)
+    opset = next(item.version for item in model.opset_import if item.domain == "")
+    _make_batch_dynamic(model)
+    initialisers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    data_inputs = [value.name for value in model.graph.input if value.name not in initialisers]
+    if len(data_inputs) != 1 or len(model.graph.output) != 1:
+        raise ExportError(
+            f"the model must have one input and one output, it has {len(data_inputs)} and {len(model.graph.output)}"
+        )
+    first, second = measure(model, data_inputs[0], (sample(BATCHES[0]), sample(BATCHES[1])))
+    first |= initialisers | {data_inputs[0]: sample(BATCHES[0])}
+    second |= initialisers | {data_inputs[0]: sample(BATCHES[1])}
+
+    weights = {name: initialisers[name] for name in trainable}
+    graph = Graph(
+        nodes=list(model.graph.node),
+        input=data_inputs[0],
+        output=model.graph.output[0].name,
+        opset=opset,
+        constants={name: array for name, array in initialisers.items() if name not in weights},
+        weights=weights,
+        statistics={},
+        shapes={name: symbolic_shape(first[name].shape, second[name].shape, name) for name in first},
+        dtypes={name: array.dtype for name, array in first.items()},
+    )
+    if graph.shapes[graph.output][:1] != (None,):
+        raise ExportError("the output does not follow the batch size: the model fixes its batch dimension somewhere")
+    _separate_statistics(graph)
+    _resolve_static_values(graph, first, second)
+    _drop_identities(graph)
+    graph.nodes = needed_nodes(graph.nodes, [graph.output])
+    _keep_used(graph)
+    return graph
+
+
+def to_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert to an opset that old and new runtimes load and the rules are written for."""
+    foreign = sorted({item.domain for item in model.opset_import} - {"", "ai.onnx"})
+    used = {node.domain for node in model.graph.node}
+    local = {function.domain for function in model.functions}
+    for domain in foreign:
+        if domain in used and domain not in local:
+            ops = sorted({node.op_type for node in model.graph.node if node.domain == domain})
+            raise ExportError(
+                f"operators {', '.join(ops)} of domain {domain!r} are not standard ONNX; export without them"
+            )
+    version = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), None)
+    if version is None:
+        raise ExportError("the model does not say which ONNX opset it uses")
+    if OLDEST_OPSET <= version <= NEWEST_OPSET:
+        return model
+    target = OLDEST_OPSET if version < OLDEST_OPSET else NEWEST_OPSET
+    try:
+        return version_converter.convert_version(model, target)
+    except Exception as error:  # the converter raises bare RuntimeErrors
+        raise ExportError(
+            f"cannot convert opset {version} to {target}: {str(error).splitlines()[0]}; export at {target} instead"
+        ) from None
+
+
+def inline_functions(model: onnx.ModelProto, has_rule: Callable[[str], bool]) -> onnx.ModelProto:
+    """Replace model-local functions, and operators that have a function body but no rule, by primitives."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    types = None
+    pending = []
+    for index, node in enumerate(model.graph.node):
+        if has_rule(node.op_type):
+            continue
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        body = None
+        if schema.has_function:
+            body = _newest_body(schema.function_opset_versions, opset, schema.get_function_with_opset_version)
+        elif schema.has_context_dependent_function:
+            types = types or _value_types(model)
+            inputs = [types[name].SerializeToString() if name else b"" for name in node.input]
+            body = _newest_body(
+                schema.context_dependent_function_opset_versions,
+                opset,
+                lambda v, s=schema, n=node, i=inputs: s.get_context_dependent_function_with_opset_version(
+                    v, n.SerializeToString(), i
+                ),
+            )
+        if body:
+            pending.append((index, onnx.FunctionProto.FromString(body)))
+    if not pending:
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for index, body in pending:
+        node = result.graph.node[index]
+        body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
+        node.domain, node.op_type = INLINE_DOMAIN, body.name
+        for item in body.opset_import:
+            item.version = opset
+        result.functions.append(body)
+    result.opset_import.append(helper.make_opsetid(INLINE_DOMAIN, 1))
+    # A body may use operators that themselves have bodies.
+    return inline_functions(inliner.inline_local_functions(result), has_rule)
+
+
+def _newest_body(versions: Iterable[int], opset: int, get: Callable[[int], bytes]) -> bytes | None:
+    fitting = [version for version in versions if version <= opset]
+    return get(max(fitting)) if fitting else None
+
+
+def _value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    values = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
+    types = {value.name: value.type for value in values}
+    for item in inferred.graph.initializer:
+        types[item.name] = helper.make_tensor_type_proto(item.data_type, item.dims)
+    return types
+
+
+def _make_batch_dynamic(model: onnx.ModelProto) -> None:
+    """Let dimension 0 of input and output vary; recorded shapes in between would contradict that."""
+    initialisers = {item.name for item in model.graph.initializer}
+    for value in [*model.graph.input, *model.graph.output]:
+        if value.name not in initialisers and value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del model.graph.value_info[:]
+
+
+def _separate_statistics(graph: Graph) -> None:
+    """Running mean and variance of batch norm are statistics: they belong to the layer but have no gradient."""
+    for node in graph.nodes:
+        if node.op_type == "BatchNormalization":
+            for name in node.input[3:5]:
+                if name in graph.weights or name in graph.constants:
+                    graph.statistics[name] = graph.weights.pop(name, graph.constants.get(name))
+                    graph.constants.pop(name, None)
+
+
+def _resolve_static_values(graph: Graph, first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    """Fold what depends on shapes and constants alone; keep what follows the batch as `slope * batch + offset`."""
+    static = set(graph.constants)
+    step = BATCHES[1] - BATCHES[0]
+    kept = []
+    for node in graph.nodes:
+        names = inputs_with_subgraphs(node)
+        is_static = node.op_type in SHAPE_SOURCES or all(name in static for name in names)
+        if not is_static or node.op_type.startswith("Random"):
+            kept.append(node)
+            continue
+        static.update(node.output)
+        keep_node = False
+        for name in filter(None, node.output):
+            a, b = first[name], second[name]
+            if a.shape == b.shape and np.array_equal(a, b):
+                graph.constants[name] = a
+            elif a.shape == b.shape and a.dtype == np.int64:
+                slope = (b - a) // step
+                graph.batch_values[name] = (slope, a - slope * BATCHES[0])
+            else:
+                keep_node = True
+        if keep_node:
+            kept.append(node)
+    graph.nodes = kept
+    for node in graph.nodes:
+        _simplify_static_input(graph, node, first)
+
+
+def _simplify_static_input(graph: Graph, node: NodeProto, first: dict[str, np.ndarray]) -> None:
+    if node.op_type == "Reshape":
+        shape = graph.shapes[node.output[0]]
+        if shape.count(None) == 1:  # also drops 0 = "copy this dimension", so that rules need not know it
+            name = f"{node.output[0]}.shape"
+            graph.constants[name] = np.array([-1 if dim is None else dim for dim in shape], np.int64)
+            node.input[1] = name
+    if node.op_type in ("LSTM", "GRU", "RNN"):
+        for index in (5, 6):  # initial states that are zero are the default
+            name = optional_input(node, index)
+            if name and _is_static(graph, name) and not first[name].any():
+                node.input[index] = ""
+        while node.input and not node.input[-1]:
+            del node.input[-1]
+
+
+def _is_static(graph: Graph, name: str) -> bool:
+    """Whether a value depends on neither the data nor a parameter."""
+    maker = {output: node for node in graph.nodes for output in node.output}
+    pending = [name]
+    while pending:
+        item = pending.pop()
+        if item == graph.input or item in graph.weights or item in graph.statistics:
+            return False
+        if item in maker and maker[item].op_type not in SHAPE_SOURCES:
+            pending += [i for i in inputs_with_subgraphs(maker[item]) if i not in graph.batch_values]
+    return True
+
+
+def _drop_identities(graph: Graph) -> None:
+    """Forget Identity nodes, and casts to the type a value already has."""
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in graph.nodes:
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
+        same_type = (
+            node.op_type == "Cast"
+            and helper.tensor_dtype_to_np_dtype(attribute(node, "to")) == graph.dtypes[node.input[0]]
+        )
+        if (node.op_type == "Identity" or same_type) and node.output[0] != graph.output:
+            renamed[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    graph.nodes = kept
+
+
+def _keep_used(graph: Graph) -> None:
+    used = {name for node in graph.nodes for name in inputs_with_subgraphs(node)}
+    graph.constants = {k: v for k, v in graph.constants.items() if k in used}
+    graph.weights = {k: v for k, v in graph.weights.items() if k in used}
+    graph.statistics = {k: v for k, v in graph.statistics.items() if k in used}
+    graph.batch_values = {k: v for k, v in graph.batch_values.items() if k in used}

@@ -1,0 +1,204 @@
+"""What a training step should give, computed by somebody else: PyTorch's autograd, or onnxruntime for ONNX files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from federation.manifest import Boundary, Loss, Manifest
+from model_export.autodiff.rules.dropout import reference_mask
+from model_export.errors import ExportError
+from model_export.source import ModelSource
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One training step: the loss, a gradient per weight, a new value per statistic."""
+
+    loss: float
+    gradients: Arrays
+    statistics: Arrays
+
+
+class Oracle(Protocol):
+    """The reference that a bundle is compared with."""
+
+    def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        """For each layer its true output, or None where the reference cannot tell."""
+
+    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int) -> StepResult | None:
+        """A step that trains from a boundary on, given the MODEL's input; None if there is no gradient to be had."""
+
+
+class TorchOracle:
+    """The PyTorch module itself, in eager mode."""
+
+    def __init__(self, source: ModelSource, manifest: Manifest, parameters: Mapping[str, np.ndarray]) -> None:
+        self.module = source.module()
+        self.manifest = manifest
+        self._initial = {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()}
+        missing = sorted(set(self._initial) - set(self.module.state_dict()))
+        if missing:
+            raise ExportError(f"the source model has no parameter {missing[0]!r}: it changed since the export")
+
+    def _reset(self) -> None:
+        for name, tensor in self.module.state_dict().items():
+            if name in self._initial:
+                tensor.copy_(self._initial[name])
+
+    def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+        """Every tensor that PyTorch computes on the way is recorded; a layer's output must be among them, in order."""
+        self._reset()
+        self.module.eval()
+        recorder = _Recorder()
+        with torch.no_grad(), recorder:
+            self.module(torch.from_numpy(x))
+        return [_nearest(recorder.values, value) for value in found]
+
+    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int) -> StepResult:
+        self._reset()
+        frozen = self.manifest.layers[: boundary.layer]
+        trained = self.manifest.layers[boundary.layer :]
+        self.module.train()
+        for layer in frozen:
+            for parameter in layer.parameters:
+                if parameter.kind == "statistic":
+                    self.module.get_submodule(parameter.name.rpartition(".")[0]).eval()
+        self.module.zero_grad()
+        mode = SeededDropout(seed, skip=sum(layer.dropouts for layer in frozen))
+        with mode, ShortMemory(boundary.last_steps):
+            predictions = self.module(torch.from_numpy(x))
+        value = torch_loss(self.manifest.loss, predictions, torch.from_numpy(labels))
+        value.backward()
+        weights = dict(self.module.named_parameters())
+        buffers = dict(self.module.named_buffers())
+        gradients, statistics = {}, {}
+        for parameter in (p for layer in trained for p in layer.parameters):
+            if parameter.kind == "statistic":
+                statistics[parameter.name] = buffers[parameter.name].numpy().copy()
+            else:
+                gradient = weights[parameter.name].grad
+                gradients[parameter.name] = (
+                    np.zeros(parameter.shape, np.float32) if gradient is None else gradient.numpy().copy()
+                )
+        return StepResult(value.item(), gradients, statistics)
+
+
+def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own version of a bundle's loss."""
+    if loss.name == "cross_entropy":
+        return F.cross_entropy(
+            predictions, labels, ignore_index=loss.ignore_index, label_smoothing=loss.label_smoothing
+        )
+    if loss.name == "bce_with_logits":
+        soft = labels * (1.0 - loss.label_smoothing) + loss.label_smoothing / 2
+        return F.binary_cross_entropy_with_logits(predictions, soft)
+    return F.mse_loss(predictions, labels)
+
+
+class SeededDropout(TorchFunctionMode):
+    """Dropout with the masks of a seed, counted through the model; those of frozen layers do nothing."""
+
+    def __init__(self, seed: int, skip: int, count: int = 0) -> None:
+        super().__init__()
+        self.seed, self.skip, self.count = seed, skip, count
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in (F.dropout, torch.dropout):
+            return func(*args, **kwargs)
+        x = args[0] if args else kwargs["input"]
+        rate = float(args[1]) if len(args) > 1 else float(kwargs.get("p", 0.5))
+        number, self.count = self.count, self.count + 1
+        if number < self.skip:
+            return x
+        return x * torch.from_numpy(reference_mask(self.seed, number, tuple(x.shape), rate))
+
+
+class ShortMemory(TorchFunctionMode):
+    """Backpropagation through the last steps of each direction's recursion only."""
+
+    def __init__(self, last_steps: int | None) -> None:
+        super().__init__()
+        self.last_steps = last_steps
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if self.last_steps is None or name not in ("lstm", "gru"):
+            return func(*args, **(kwargs or {}))
+        x, states, weights, bias, layers, _, training, both, batch_first = args
+        if layers != 1:
+            raise ExportError("shortened backpropagation is compared with PyTorch for single-layer networks only")
+        states = states if isinstance(states, (tuple, list)) else (states,)
+        x = x.transpose(0, 1) if batch_first else x
+        per_direction = len(weights) // (2 if both else 1)
+        outputs, finals = [], []
+        for d in range(2 if both else 1):
+            mine = weights[d * per_direction : (d + 1) * per_direction]
+            start = [state[d : d + 1] for state in states]
+            sequence = x.flip(0) if d else x
+            head, tail = sequence[: -self.last_steps], sequence[-self.last_steps :]
+            pieces = []
+            if len(head):
+                with torch.no_grad():
+                    piece, *start = _call(func, head, start, mine, bias, training)
+                pieces.append(piece)
+            piece, *final = _call(func, tail, start, mine, bias, training)
+            joined = torch.cat([*pieces, piece])
+            outputs.append(joined.flip(0) if d else joined)
+            finals.append(final)
+        output = torch.cat(outputs, -1)
+        output = output.transpose(0, 1) if batch_first else output
+        return (output, *(torch.cat(states) for states in zip(*finals, strict=True)))
+
+
+def _call(func: Callable[..., Any], x: Any, states: list[Any], weights: Any, bias: bool, training: bool) -> Any:
+    start = tuple(states) if len(states) > 1 else states[0]
+    return func(x, start, weights, bias, 1, 0.0, training, False, False)
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps every floating-point tensor that an eager forward pass computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[np.ndarray] = []
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor) and item.dtype == torch.float32:
+                self.values.append(item.detach().numpy().copy())
+        return result
+
+
+def _nearest(values: list[np.ndarray], found: np.ndarray) -> np.ndarray | None:
+    """The recorded tensor that a layer's output should be: same size, smallest difference."""
+    fitting = [value.reshape(found.shape) for value in values if value.size == found.size]
+    return min(fitting, key=lambda value: float(np.abs(value - found).max()), default=None)
+
+
+def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:
+    """Labels that fit the loss."""
+    rng = np.random.default_rng(seed)
+    shape = (batch, *manifest.labels.shape)
+    if manifest.loss.name == "cross_entropy":
+        return rng.integers(0, manifest.output.shape[0], shape)
+    if manifest.loss.name == "bce_with_logits":
+        return rng.integers(0, 2, shape).astype(np.float32)
+    return rng.standard_normal(shape).astype(np.float32)

@@ -1,0 +1,64 @@
+"""Shapes by measurement: run the forward graph at two batch sizes and look.
+
+ONNX shape inference gives up on the shape arithmetic that exporters write; running the graph never does. A
+dimension that changes between the two runs follows the batch. The same two runs fold constants: a value that depends on
+nothing but shapes, and is equal in both, is a constant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from federation.errors import InputError
+from model_export.errors import ExportError
+
+BATCHES = (2, 3)
+
+
+def run_everything(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every intermediate value of a model, by name."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    del wide.graph.output[:]
+    for node in wide.graph.node:
+        wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    names = [value.name for value in wide.graph.output]
+    try:
+        session = ort.InferenceSession(wide.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return dict(zip(names, session.run(names, feed), strict=True))
+    except Exception as error:  # onnxruntime raises several unrelated types
+        raise ExportError(f"onnxruntime cannot run the forward graph: {_first_line(error)}") from None
+
+
+def sample_input(shape: tuple[int, ...], dtype: str, vocabulary: int | None, batch: int, seed: int = 0) -> Any:
+    """Random data of the model's input type."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind in "iu":
+        return rng.integers(0, vocabulary or 2, (batch, *shape)).astype(dtype)
+    if np.dtype(dtype).kind != "f":
+        raise InputError(f"input dtype {dtype!r} is not supported; expected a float or an integer type")
+    return rng.standard_normal((batch, *shape)).astype(dtype)
+
+
+def measure(model: onnx.ModelProto, input_name: str, samples: tuple[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All values at both batch sizes."""
+    first, second = (run_everything(model, {input_name: sample}) for sample in samples)
+    return first, second
+
+
+def symbolic_shape(first: tuple[int, ...], second: tuple[int, ...], name: str) -> tuple[int | None, ...]:
+    """One shape out of two measured ones; None where the dimension follows the batch."""
+    if len(first) != len(second):
+        raise ExportError(f"value {name!r} changes its rank with the batch size")
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,245 @@
+"""What the user named: a zoo model, a factory in a Python file, or an ONNX file. All become a `ModelSource`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from federation.errors import InputError
+from federation.manifest import Loss, LossName, Source
+from model_export.capture import Captured, capture_torch
+from model_export.errors import ExportError
+from model_export.shapes import sample_input
+from model_export.zoo import ZOO, Tier, zoo_model
+
+DEFAULT_BATCH = 32
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model before capture, and everything that is known about its use."""
+
+    name: str
+    origin: Source
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    vocabulary: int | None
+    loss: Loss
+    batch: int
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    build: Callable[[], nn.Module] | None = None  # PyTorch sources
+
+    def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
+        """Random input of the right shape and type."""
+        array: np.ndarray[Any, Any] = sample_input(self.input_shape, self.input_dtype, self.vocabulary, batch, seed)
+        return array
+
+    def module(self) -> nn.Module:
+        """The PyTorch module, with the weights its seed gives."""
+        if self.build is None:
+            raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
+        torch.manual_seed(self.origin.seed)
+        return self.build()
+
+    def capture(self) -> Captured:
+        if self.build is None:
+            return capture_onnx(Path(self.origin.reference))
+        return capture_torch(self.module(), torch.from_numpy(self.sample(2)))
+
+
+def load_source(
+    reference: str,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    input_dtype: str | None = None,
+    vocabulary: int | None = None,
+    loss: Loss | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+) -> ModelSource:
+    """Understand a reference as `embrace export` takes it."""
+    if reference.endswith(".onnx"):
+        return _onnx_source(reference, input_shape, input_dtype, vocabulary, loss, batch)
+    if ".py:" in reference:
+        return _file_source(reference, input_shape, input_dtype, vocabulary, loss, batch, seed)
+    if reference not in ZOO and Path(reference).suffix:
+        raise InputError(
+            f"cannot tell what {reference!r} is: expected a zoo name, path/to/file.py:factory or a file ending in .onnx"
+        )
+    entry = zoo_model(reference)
+    given = {"--input": input_shape, "--dtype": input_dtype, "--vocabulary": vocabulary}
+    for option, value in given.items():
+        if value is not None:
+            raise InputError(
+                f"{option} is fixed for zoo models; {reference} takes {entry.input_shape} {entry.input_dtype}"
+            )
+    return ModelSource(
+        name=entry.name,
+        origin=Source("zoo", entry.name, seed),
+        input_shape=entry.input_shape,
+        input_dtype=entry.input_dtype,
+        vocabulary=entry.vocabulary,
+        loss=loss or Loss(_loss_name(entry.loss)),
+        batch=batch or entry.batch,
+        tiers=entry.tiers,
+        build=entry.build,
+    )
+
+
+def reload_source(origin: Source, **known: Any) -> ModelSource:
+    """The source a bundle was made from."""
+    if origin.kind == "zoo":
+        known = {"loss": known["loss"], "batch": known["batch"]}
+    return load_source(origin.reference, **known, seed=origin.seed)
+
+
+def _loss_name(name: str) -> LossName:
+    if name not in ("cross_entropy", "bce_with_logits", "mse"):
+        raise InputError(f"unknown loss {name!r}; expected cross_entropy, bce_with_logits or mse")
+    return name  # type: ignore[return-value]
+
+
+def _file_source(
+    reference: str,
+    input_shape: tuple[int, ...] | None,
+    input_dtype: str | None,
+    vocabulary: int | None,
+    loss: Loss | None,
+    batch: int | None,
+    seed: int,
+) -> ModelSource:
+    path_text, _, factory = reference.rpartition(":")
+    path = Path(path_text)
+    if input_shape is None:
+        raise InputError(f"{reference}: say what the model takes, without the batch: --input 3,32,32")
+    build = _load_factory(path, factory)
+    return ModelSource(
+        name=f"{path.stem}.{factory}",
+        origin=Source("torch", reference, seed),
+        input_shape=input_shape,
+        input_dtype=input_dtype or "float32",
+        vocabulary=vocabulary,
+        loss=loss or Loss("cross_entropy"),
+        batch=batch or DEFAULT_BATCH,
+        build=build,
+    )
+
+
+def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
+    if not path.is_file():
+        raise InputError(f"no such file: {path}")
+    spec = importlib.util.spec_from_file_location(f"embrace_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))  # a model file may import its neighbours
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise InputError(f"{path} cannot be imported: {_one_line(error)}") from error
+    finally:
+        sys.path.pop(0)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        functions = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
+        raise InputError(f"{path} has no callable named {name!r}; it has: {', '.join(functions) or 'none'}")
+
+    def build() -> nn.Module:
+        try:
+            built = factory()
+        except Exception as error:  # whatever the user's factory raises
+            raise InputError(f"the factory {name} in {path} failed: {_one_line(error)}") from error
+        if not isinstance(built, nn.Module):
+            raise InputError(
+                f"the factory {name} in {path} must return a torch.nn.Module, it returned {type(built).__name__}"
+            )
+        return built
+
+    return build
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _onnx_source(
+    reference: str,
+    input_shape: tuple[int, ...] | None,
+    input_dtype: str | None,
+    vocabulary: int | None,
+    loss: Loss | None,
+    batch: int | None,
+) -> ModelSource:
+    path = Path(reference)
+    model = _load_onnx(path)
+    held = {item.name for item in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in held]
+    if len(inputs) != 1:
+        raise ExportError(f"{path} has {len(inputs)} inputs; a bundle needs exactly one")
+    tensor = inputs[0].type.tensor_type
+    dims = [dim.dim_value for dim in tensor.shape.dim][1:]
+    if input_shape is None and (not dims or any(size <= 0 for size in dims)):
+        raise InputError(f"{path} leaves its input size open; say it without the batch: --input 3,32,32")
+    return ModelSource(
+        name=path.stem,
+        origin=Source("onnx", reference),
+        input_shape=input_shape or tuple(dims),
+        input_dtype=input_dtype or str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)),
+        vocabulary=vocabulary,
+        loss=loss or Loss("cross_entropy"),
+        batch=batch or DEFAULT_BATCH,
+    )
+
+
+def _load_onnx(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise InputError(f"no such file: {path}")
+    try:
+        model = onnx.load(str(path))
+        onnx.checker.check_model(model)
+    except Exception as error:  # protobuf and the checker raise unrelated types
+        raise InputError(f"{path} is not a readable ONNX model: {_one_line(error)}") from None
+    return model
+
+
+def capture_onnx(path: Path) -> Captured:
+    """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
+    model = _load_onnx(path)
+    _lift_constant_weights(model)
+    trainable = [
+        item.name for item in model.graph.initializer if item.data_type == onnx.TensorProto.FLOAT and len(item.dims) > 0
+    ]
+    used_as_weight = _weight_inputs(model)
+    return Captured(model, [name for name in trainable if name in used_as_weight])
+
+
+# Inputs that are constants of the operator rather than something to learn.
+_NOT_WEIGHTS = {"Resize", "Clip", "Pad", "Dropout", "Pow", "Range", "ConstantOfShape", "Where", "OneHot"}
+
+
+def _weight_inputs(model: onnx.ModelProto) -> set[str]:
+    return {name for node in model.graph.node if node.op_type not in _NOT_WEIGHTS for name in node.input}
+
+
+def _lift_constant_weights(model: onnx.ModelProto) -> None:
+    """Some exporters write weights as Constant nodes; tensors with a dimension become initialisers."""
+    kept = []
+    for node in model.graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None and len(value.dims) > 1:
+            model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(value), node.output[0]))
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)

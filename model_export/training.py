@@ -1,0 +1,175 @@
+"""The graphs of a bundle: one inference graph per layer, one training graph per boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto
+
+from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
+from federation.space import Parameter
+from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
+from model_export.autodiff.layout import use_pixel_layout
+from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
+from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
+from model_export.graph import Emitter, Graph, attribute, make_model, tensor_info
+from model_export.layers import LayerGraph, with_helpers
+
+INPUT, OUTPUT, PREDICTIONS, LOSS = "input", "output", "predictions", "loss"
+GRADIENT_SUFFIX, NEW_SUFFIX = ".grad", ".new"
+
+
+def tensor_spec(graph: Graph, name: str) -> TensorSpec:
+    """Type and shape of a value for one sample."""
+    return TensorSpec(str(graph.dtypes[name]), tuple(int(dim or 0) for dim in graph.shapes[name][1:]))
+
+
+def dropout_numbers(graph: Graph) -> dict[str, int]:
+    """Every dropout of the model by its output: its number is part of its mask's seed, whatever the boundary."""
+    found = [node.output[0] for node in graph.nodes if node.op_type == "Dropout"]
+    return {name: number for number, name in enumerate(found)}
+
+
+def write_batch_values(emitter: Emitter, graph: Graph, source: str) -> None:
+    """Integers that follow the batch size, from the size of the graph's own input."""
+    with emitter.scope("forward/batch"):
+        batch = emitter.op("Gather", emitter.op("Shape", source), [0], axis=0)
+        for name, (slope, offset) in graph.batch_values.items():
+            scaled = emitter.op("Add", emitter.op("Mul", batch, slope.reshape(-1)), offset.reshape(-1))
+            emitter.ops("Reshape", [name], scaled, np.array(slope.shape, np.int64))
+
+
+def training_graph(
+    graph: Graph, layers: Sequence[LayerGraph], loss: Loss, last_steps: int | None = None
+) -> onnx.ModelProto:
+    """Loss, gradients and new statistics of consecutive layers that end at the output."""
+    source = layers[0].input
+    nodes = with_helpers(graph, [node for layer in layers for node in layer.nodes])
+    parameters = [p for layer in layers for p in layer.parameters]
+    trainable = [p.name for p in parameters if p.kind == "weight"]
+    active = active_values(nodes, trainable)
+    layout = use_pixel_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
+    nodes = layout.nodes
+    emitter = Emitter()
+    context = Context(emitter, layout.shapes, graph.constants, layout.active, last_steps, dropout_numbers(graph))
+    write_batch_values(emitter, graph, source)
+    write_forward(context, nodes)
+    value, seed = write_loss(context, loss, graph.output)
+    gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
+
+    labels = labels_spec(loss, tensor_spec(graph, graph.output))
+    inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
+    inputs.append(tensor_info(LABELS_INPUT, labels.dtype, (None, *labels.shape)))
+    if any(SEED_INPUT in node.input for node in emitter.nodes):
+        inputs.append(tensor_info(SEED_INPUT, np.int64, ()))
+    inputs += [_parameter_info(p) for p in parameters]
+    results = {LOSS: value, PREDICTIONS: graph.output}
+    results |= {f"{name}{GRADIENT_SUFFIX}": gradients[name] for name in trainable}
+    results |= {f"{name}{NEW_SUFFIX}": new for name, new in context.new_statistics.items()}
+    outputs = [tensor_info(LOSS, np.float32, ()), tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
+    outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
+    constants = {**graph.constants, **emitter.constants}
+    nodes = rename(emitter, {source: INPUT}, results)
+    return make_model("train", nodes, inputs, outputs, constants, graph.opset)
+
+
+def _parameter_info(parameter: Parameter, suffix: str = "") -> onnx.ValueInfoProto:
+    return tensor_info(f"{parameter.name}{suffix}", np.float32, parameter.shape)
+
+
+def rename(emitter: Emitter, inputs: Mapping[str, str], results: Mapping[str, str]) -> list[NodeProto]:
+    """Give inputs and results their public names; a value with two public names is copied to the second."""
+    made = {name for node in emitter.nodes for name in node.output}
+    names = dict(inputs)
+    for public, value in results.items():
+        if value in made and value not in names:
+            names[value] = public
+        else:
+            emitter.ops("Identity", [public], names.get(value, value))
+    for node in emitter.nodes:
+        _rename_in(node, names)
+    return emitter.nodes
+
+
+def _rename_in(node: NodeProto, names: Mapping[str, str]) -> None:
+    for field in (node.input, node.output):
+        for index, name in enumerate(field):
+            field[index] = names.get(name, name)
+    for item in node.attribute:
+        if item.type == onnx.AttributeProto.GRAPH:
+            for child in item.g.node:
+                _rename_in(child, names)
+
+
+def inference_graph(graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[int, int]] | None) -> onnx.ModelProto:
+    """One frozen layer. `places` says where in the weights file each parameter lies (offset, bytes).
+
+    Without places the parameters are held in the graph itself.
+    """
+    emitter = Emitter()
+    write_batch_values(emitter, graph, layer.input)
+    context = Context(emitter, graph.shapes, graph.constants, set())
+    for node in with_helpers(graph, layer.nodes):
+        _write_inference_node(context, node)
+    held = {} if places is not None else {p.name: graph.parameters()[p.name] for p in layer.parameters}
+    external = [] if places is None else [_external(p, *places[p.name]) for p in layer.parameters]
+    nodes = rename(emitter, {layer.input: INPUT}, {OUTPUT: layer.output})
+    return make_model(
+        "forward", nodes,
+        [tensor_info(INPUT, graph.dtypes[layer.input], graph.shapes[layer.input])],
+        [tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])],
+        {**graph.constants, **emitter.constants, **held}, graph.opset, external,
+    )  # fmt: skip
+
+
+def _write_inference_node(context: Context, node: NodeProto) -> None:
+    """Batch norm uses its running statistics, dropout does nothing."""
+    if node.op_type == "BatchNormalization":
+        context.ops(
+            "BatchNormalization", [node.output[0]], *node.input, epsilon=float(attribute(node, "epsilon", 1e-5))
+        )
+    elif node.op_type == "Dropout":
+        context.ops("Identity", [node.output[0]], node.input[0])
+    else:
+        context.emitter.copy(node)
+
+
+def _external(parameter: Parameter, offset: int, length: int) -> TensorProto:
+    """An initialiser whose bytes lie in the weights file (or are supplied at load)."""
+    tensor = TensorProto(name=parameter.name, data_type=TensorProto.FLOAT, dims=parameter.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", WEIGHTS_NAME), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def uses_dropout(graph: Graph) -> bool:
+    context = Context(Emitter(), graph.shapes, graph.constants, set())
+    return any(node.op_type == "Dropout" and dropout_rate(context, node) > 0 for node in graph.nodes)
+
+
+def ort_forward_graph(graph: Graph, layers: Sequence[LayerGraph]) -> onnx.ModelProto:
+    """The forward pass of a suffix with its parameters inside, as onnxruntime-training wants it.
+
+    Batch norm stays in inference form (that package turns it into its own training operator). Dropout is written out
+    with masks from the seed, so that both engines drop the same elements.
+    """
+    source = layers[0].input
+    emitter = Emitter()
+    write_batch_values(emitter, graph, source)
+    context = Context(emitter, graph.shapes, graph.constants, set(), dropout_numbers=dropout_numbers(graph))
+    for node in with_helpers(graph, [node for layer in layers for node in layer.nodes]):
+        if node.op_type == "Dropout":
+            dropout_forward(context, node)
+        else:
+            _write_inference_node(context, node)
+    inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
+    if any(SEED_INPUT in node.input for node in emitter.nodes):
+        inputs.append(tensor_info(SEED_INPUT, np.int64, ()))
+    known = graph.parameters()
+    held = {p.name: known[p.name] for layer in layers for p in layer.parameters}
+    nodes = rename(emitter, {source: INPUT}, {PREDICTIONS: graph.output})
+    outputs = [tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
+    return make_model("forward", nodes, inputs, outputs, {**graph.constants, **emitter.constants, **held}, graph.opset)

@@ -1,0 +1,262 @@
+"""Does a bundle compute what its source computes? Every layer, every boundary, every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edge_runtime.engine.portable import LayerForward, TrainingStep
+from federation.errors import BundleError
+from federation.manifest import Boundary, Manifest, read_manifest
+from federation.weights import map_weights
+from model_export.bundle import check_files
+from model_export.onnx_oracle import OnnxOracle
+from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
+from model_export.ort_artifacts import OrtTrainingStep
+from model_export.shapes import sample_input
+from model_export.source import reload_source
+
+TOLERANCE = 1e-4
+BATCH = 4
+# Gradients that are zero in theory (a bias in front of batch norm) are noise in practice: differences are measured
+# against the tensor's own largest element, but at least against this share of the largest of all tensors.
+FLOOR = 1e-3
+# A ReLU whose input lies within rounding of zero may switch between two correct programs, and a single switch changes
+# gradients by per cent. That is a matter of one input; a wrong rule is wrong for every input. So each tensor counts
+# with its smallest error over a few inputs, tried only as long as something is above tolerance.
+MOST_INPUTS = 12
+
+
+@dataclass
+class Comparison:
+    """The largest relative difference of one boundary (or of the frozen layers), by kind of result."""
+
+    boundary: str
+    engine: str
+    tensors: dict[tuple[str, str], float] = field(default_factory=dict)  # (kind, tensor) -> error
+    inputs: int = 0  # how many inputs were tried
+    skipped: str = ""  # why something was not compared
+
+    def add(self, errors: Mapping[tuple[str, str], float]) -> None:
+        """Take in the errors of one more input."""
+        self.inputs += 1
+        for key, error in errors.items():
+            self.tensors[key] = min(error, self.tensors.get(key, float("inf")))
+
+    def largest(self, kind: str | None = None) -> float:
+        return max((e for (k, _), e in self.tensors.items() if kind in (None, k)), default=0.0)
+
+    @property
+    def worst(self) -> str:
+        """The tensor with the largest difference."""
+        return max(self.tensors, key=lambda key: self.tensors[key])[1] if self.tensors else ""
+
+
+def verify_bundle(
+    directory: Path,
+    *,
+    source_reference: str | None = None,
+    batch: int = BATCH,
+    tolerance: float = TOLERANCE,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[Comparison]:
+    """Compare a bundle with its source: the layers first, then each boundary with each engine."""
+    manifest = read_manifest(directory)
+    broken = list(check_files(manifest, directory))
+    if broken:
+        raise BundleError(f"{directory / broken[0]} is missing or differs from the manifest's sha256; export again")
+    vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
+    bundle = _Bundle(directory, manifest, vector)
+    oracle = _oracle(manifest, manifest.space.views(vector), source_reference)
+    samples = _Samples(bundle, batch)
+    total = len(manifest.boundaries) + 1
+    progress("layers", 0, total)
+    results = [_compare_layers(manifest, oracle, samples)]
+    for number, boundary in enumerate(manifest.boundaries):
+        progress(boundary.name, number + 1, total)
+        for engine, run in _engines(bundle, boundary):
+            results.append(_compare_boundary(boundary, engine, run, oracle, samples, tolerance))
+    progress("done", total, total)
+    return results
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    directory: Path
+    manifest: Manifest
+    vector: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One random batch with everything the frozen layers make of it."""
+
+    seed: int
+    x: np.ndarray
+    labels: np.ndarray
+    outputs: list[np.ndarray]
+
+    def entering(self, layer: int) -> np.ndarray:
+        return self.outputs[layer - 1] if layer else self.x
+
+
+class _Samples:
+    """Random batches, each run through the layers once, as a device does it."""
+
+    def __init__(self, bundle: _Bundle, batch: int) -> None:
+        self._bundle, self._batch = bundle, batch
+        self._made: list[_Sample] = []
+
+    def __getitem__(self, number: int) -> _Sample:
+        while len(self._made) <= number:
+            self._made.append(self._make(len(self._made) + 1))
+        return self._made[number]
+
+    def _make(self, seed: int) -> _Sample:
+        manifest = self._bundle.manifest
+        x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, self._batch, seed)
+        outputs, value = [], x
+        for layer in manifest.layers:
+            value = LayerForward(self._bundle.directory / layer.forward.name)(value)
+            outputs.append(value)
+        return _Sample(seed, x, random_labels(manifest, self._batch, seed), outputs)
+
+
+def _oracle(manifest: Manifest, parameters: Mapping[str, np.ndarray], reference: str | None) -> Oracle:
+    origin = manifest.source
+    if reference:
+        origin = type(origin)(origin.kind, reference, origin.seed)
+    known = {
+        "input_shape": manifest.input.shape, "input_dtype": manifest.input.dtype, "vocabulary": manifest.vocabulary,
+        "loss": manifest.loss, "batch": manifest.batch,
+    }  # fmt: skip
+    source = reload_source(origin, **known)
+    return OnnxOracle(source, manifest) if origin.kind == "onnx" else TorchOracle(source, manifest, parameters)
+
+
+def _compare_layers(manifest: Manifest, oracle: Oracle, samples: _Samples) -> Comparison:
+    result = Comparison("(forward)", "portable")
+    expected = oracle.layer_outputs(samples[0].x, samples[0].outputs)
+    errors = {}
+    for layer, value, wanted in zip(manifest.layers, samples[0].outputs, expected, strict=True):
+        if wanted is not None:
+            errors["layers", layer.name] = relative_error(value, wanted)
+        elif not result.skipped:
+            result.skipped = f"the source has no tensor to compare layer {layer.name} with"
+    result.add(errors)
+    return result
+
+
+Run = Callable[[_Sample], StepResult]
+
+
+def _engines(bundle: _Bundle, boundary: Boundary) -> Iterator[tuple[str, Run]]:
+    """Each engine that has a graph for this boundary, as a function of a sample."""
+    if boundary.train:
+        yield "portable", PortableRun(bundle, boundary)
+    if boundary.ort_training:
+        yield "ort-training", _ort_run(bundle, boundary)
+
+
+class PortableRun:
+    """A training step of the portable engine."""
+
+    def __init__(self, bundle: _Bundle, boundary: Boundary) -> None:
+        assert boundary.train is not None
+        self.space, self.boundary = bundle.manifest.space, boundary
+        self.suffix = self.space.suffix(boundary.layer)
+        self.step = TrainingStep(bundle.directory / boundary.train.name, self.space, boundary.layer)
+        self.step.parameters[:] = bundle.vector[self.suffix]
+
+    def __call__(self, sample: _Sample) -> StepResult:
+        loss = self.step.run(sample.entering(self.boundary.layer), sample.labels, sample.seed)
+        values = self.space.views(self.step.gradients.copy(), start=self.suffix.start)
+        kinds = {p.name: p.kind for p in self.space}
+        gradients = {name: value for name, value in values.items() if kinds[name] == "weight"}
+        return StepResult(loss, gradients, {name: v for name, v in values.items() if kinds[name] == "statistic"})
+
+
+def _ort_run(bundle: _Bundle, boundary: Boundary) -> Run:
+    """A training step of onnxruntime-training."""
+    manifest = bundle.manifest
+    values = manifest.space.views(bundle.vector)
+    mine = [p for layer in manifest.layers[boundary.layer :] for p in layer.parameters]
+    weights = {p.name: values[p.name] for p in mine if p.kind == "weight"}
+    statistics = {p.name: values[p.name] for p in mine if p.kind == "statistic"}
+    step = OrtTrainingStep(bundle.directory / Path(boundary.ort_training[0].name).parent)
+
+    def run(sample: _Sample) -> StepResult:
+        entering = sample.entering(boundary.layer)
+        return StepResult(*step.loss_and_gradients(weights, statistics, entering, sample.labels, sample.seed))
+
+    return run
+
+
+def _compare_boundary(
+    boundary: Boundary, engine: str, run: Run, oracle: Oracle, samples: _Samples, tolerance: float
+) -> Comparison:
+    result = Comparison(boundary.name, engine)
+    while result.inputs < MOST_INPUTS and (not result.inputs or result.largest() > tolerance):
+        sample = samples[result.inputs]
+        expected = oracle.step(boundary, sample.x, sample.labels, sample.seed)
+        if expected is not None:
+            result.add(_step_errors(run(sample), expected))
+        elif isinstance(run, PortableRun):
+            result.add(_errors_by_differences(run, sample))
+        else:
+            result.skipped = "an ONNX source has no gradients to compare with; the portable engine is checked instead"
+            break
+    return result
+
+
+def _step_errors(found: StepResult, expected: StepResult) -> dict[tuple[str, str], float]:
+    errors = {("loss", "loss"): abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-6)}
+    floor = FLOOR * max((float(np.abs(g).max()) for g in expected.gradients.values() if g.size), default=1.0)
+    for name, gradient in expected.gradients.items():
+        errors["gradients", name] = relative_error(found.gradients[name], gradient, floor)
+    for name, statistic in expected.statistics.items():
+        errors["statistics", name] = relative_error(found.statistics[name], statistic, FLOOR)
+    return errors
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray, floor: float = 1e-6) -> float:
+    """Largest difference, relative to the largest magnitude; a NaN or a wrong shape is an infinite error."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if not found.size:
+        return 0.0
+    error = float(np.abs(found - expected).max()) / max(float(np.abs(expected).max()), floor, 1e-12)
+    return error if np.isfinite(error) else float("inf")
+
+
+def _errors_by_differences(run: PortableRun, sample: _Sample) -> dict[tuple[str, str], float]:
+    """Without autograd: the slope of the loss along each gradient, by central differences.
+
+    In float32 that is good to a few per cent, so the error is divided by DIFFERENCE_SLACK before it is reported.
+    """
+    found = run(sample)
+    views = run.space.views(run.step.parameters, start=run.suffix.start)
+    largest = max((float(np.linalg.norm(g)) for g in found.gradients.values()), default=0.0)
+    errors = {}
+    for name, gradient in found.gradients.items():
+        length = float(np.linalg.norm(gradient))
+        if length > FLOOR * largest:
+            slopes = [_slope(run, sample, views[name], gradient / length, h) for h in (1e-2, 3e-3, 1e-3)]
+            errors["gradients", name] = min(abs(slope - length) for slope in slopes) / length / DIFFERENCE_SLACK
+    return errors
+
+
+DIFFERENCE_SLACK = 500.0  # 5 % by differences counts like 1e-4 against autograd
+
+
+def _slope(run: PortableRun, sample: _Sample, view: np.ndarray, direction: np.ndarray, h: float) -> float:
+    original = view.copy()
+    values = []
+    for sign in (1.0, -1.0):
+        view[...] = original + np.float32(sign * h) * direction
+        values.append(run(sample).loss)
+    view[...] = original
+    return (values[0] - values[1]) / (2 * h)

@@ -1,0 +1,217 @@
+"""The models of the papers and a few more, by name.
+
+Each entry says how a model is built, what it takes, how it is scored, and where devices that cannot hold
+all of it start training (its tiers). Building is plain PyTorch: `torch.manual_seed` decides the weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from federation.errors import InputError
+from model_export.zoo.digits import digits_cnn
+from model_export.zoo.femnist import femnist_cnn
+from model_export.zoo.imdb import ImdbBiLSTM
+from model_export.zoo.mnist import cnn, logistic_regression, two_hidden_layers
+from model_export.zoo.mobilenet import MobileNetV2
+from model_export.zoo.resnet import ResNet, group_norm
+from model_export.zoo.transformer import TextTransformer
+from model_export.zoo.vgg import VGG, VGG11, VGG16
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Where a weaker device starts training: everything before the boundary stays as the server sent it."""
+
+    boundary: str  # name of the first module it trains, e.g. 'layer3.0'
+    last_steps: int | None = None  # recurrent networks: backpropagate through only so many last time steps
+
+    def __post_init__(self) -> None:
+        if self.last_steps is not None and self.last_steps < 1:
+            raise InputError(f"last_steps is {self.last_steps}; expected at least 1, or None for all")
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model: `build()` returns it untrained, with shapes and scoring stated beside it."""
+
+    name: str
+    summary: str  # one line for `embrace export --list`
+    build: Callable[[], nn.Module]
+    input_shape: tuple[int, ...]  # without the batch
+    input_dtype: str  # 'float32' | 'int64'
+    vocabulary: int | None  # token ids of an int64 input are below this
+    num_outputs: int  # classes; 1 for a yes/no question
+    loss: str  # 'cross_entropy' | 'bce_with_logits' | 'mse'
+    batch: int  # at which its capacity is quoted
+    tiers: Mapping[str, Tier]  # {'moderate': Tier('layer2.0'), 'weak': Tier('layer3.0')}
+
+    def count_parameters(self) -> int:
+        """Trained parameters, counted without making any: the meta device knows shapes only."""
+        with torch.device("meta"):
+            network = self.build()
+        return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def _image(
+    name: str,
+    summary: str,
+    build: Callable[[], nn.Module],
+    shape: tuple[int, int, int],
+    classes: int,
+    batch: int = 32,
+    **tiers: Tier,
+) -> ZooModel:
+    return ZooModel(
+        name, summary, build, shape, "float32", None, classes, "cross_entropy", batch, MappingProxyType(tiers)
+    )
+
+
+def _text(
+    name: str,
+    summary: str,
+    build: Callable[[], nn.Module],
+    length: int,
+    outputs: int,
+    loss: str,
+    batch: int = 32,
+    **tiers: Tier,
+) -> ZooModel:
+    return ZooModel(name, summary, build, (length,), "int64", WORDS, outputs, loss, batch, MappingProxyType(tiers))
+
+
+WORDS = 10_000  # vocabulary of the film reviews
+CIFAR = (3, 32, 32)
+MNIST = (1, 28, 28)
+
+_MODELS = (
+    _image(
+        "digits",
+        "tiny CNN with batch norm for scikit-learn's 8x8 digits",
+        digits_cnn,
+        (1, 8, 8),
+        10,
+        moderate=Tier("conv3"),
+        weak=Tier("dense"),
+    ),
+    _image("mnist_lr", "logistic regression, MNIST", logistic_regression, MNIST, 10),
+    _image(
+        "mnist_2nn",
+        "two hidden layers of 200, MNIST",
+        two_hidden_layers,
+        MNIST,
+        10,
+        moderate=Tier("hidden2"),
+        weak=Tier("classifier"),
+    ),
+    _image(
+        "mnist_cnn",
+        "two 5x5 convolutions and a dense layer of 512, MNIST",
+        cnn,
+        MNIST,
+        10,
+        moderate=Tier("dense"),
+        weak=Tier("classifier"),
+    ),
+    _image(
+        "femnist_cnn",
+        "two 5x5 convolutions and a dense layer of 2048, FEMNIST",
+        femnist_cnn,
+        MNIST,
+        62,
+        batch=1,
+        moderate=Tier("dense"),
+        weak=Tier("classifier"),
+    ),
+    _image(
+        "resnet8",
+        "ResNet with one block per stage, CIFAR-10",
+        lambda: ResNet(1, 10),
+        CIFAR,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
+        "resnet20",
+        "ResNet with three blocks per stage, CIFAR-10",
+        lambda: ResNet(3, 10),
+        CIFAR,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
+        "resnet56_gn",
+        "ResNet with nine blocks per stage and group norm, CIFAR-10",
+        lambda: ResNet(9, 10, norm=group_norm),
+        CIFAR,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
+        "vgg11",
+        "VGG-11 without batch norm, Fashion-MNIST",
+        lambda: VGG(VGG11, 1, 28, 10),
+        MNIST,
+        10,
+        moderate=Tier("features.6"),
+        weak=Tier("features.7"),
+    ),
+    _image(
+        "vgg16",
+        "VGG-16 without batch norm, CIFAR-100",
+        lambda: VGG(VGG16, 3, 32, 100),
+        CIFAR,
+        100,
+        moderate=Tier("features.9"),
+        weak=Tier("features.12"),
+    ),
+    _image(
+        "mobilenetv2",
+        "MobileNetV2 at half width, CIFAR-10",
+        lambda: MobileNetV2(10),
+        CIFAR,
+        10,
+        moderate=Tier("blocks.6"),
+        weak=Tier("blocks.13"),
+    ),
+    _text(
+        "imdb_bilstm",
+        "bidirectional LSTM of 256 over 256 words, film reviews",
+        lambda: ImdbBiLSTM(WORDS),
+        256,
+        1,
+        "bce_with_logits",
+        batch=1,
+        moderate=Tier("recurrence"),
+        weak=Tier("recurrence", last_steps=128),
+    ),
+    _text(
+        "text_transformer",
+        "two transformer blocks over 128 words, film reviews",
+        lambda: TextTransformer(WORDS, 128, 2),
+        128,
+        2,
+        "cross_entropy",
+        moderate=Tier("blocks.0"),
+        weak=Tier("blocks.1"),
+    ),
+)
+ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})
+
+
+def zoo_model(name: str) -> ZooModel:
+    """The model of that name, or an InputError that suggests the closest ones."""
+    if name in ZOO:
+        return ZOO[name]
+    close = difflib.get_close_matches(name, ZOO, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ZOO)}"
+    raise InputError(f"no zoo model is called '{name}'; {hint}")

@@ -1,0 +1,40 @@
+"""The bidirectional LSTM with which EmbracingFL, partial averaging and FedLAMA read film reviews."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Recurrence(nn.Module):
+    """Dropout, a bidirectional LSTM, dropout: sequences in, the last states of both directions out.
+
+    The dropouts are in here so that they belong to the part that trains: activations stored before this
+    module are dropped anew in every step.
+    """
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout_in = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.dropout_out = nn.Dropout(dropout)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):  # PyTorch adds two biases per gate; one is enough
+                nn.init.zeros_(parameter)
+                parameter.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (last, _) = self.lstm(self.dropout_in(x))
+        return self.dropout_out(last.transpose(0, 1).flatten(1))
+
+
+class ImdbBiLSTM(nn.Module):
+    """One logit per review, shape [N, 1]: positive or negative."""
+
+    def __init__(self, vocabulary: int, width: int = 256, hidden: int = 256, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.recurrence = Recurrence(width, hidden, dropout)
+        self.classifier = nn.Linear(2 * hidden, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.classifier(self.recurrence(self.embedding(tokens)))

@@ -1,0 +1,63 @@
+"""ResNets for 32×32 images (He et al. 2016, section 4.2), as EmbracingFL and DOMO train them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Norm = Callable[[int], nn.Module]  # channels -> normalisation
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Eight groups: DOMO's replacement for batch norm, whose statistics suffer under skewed data."""
+    return nn.GroupNorm(8, channels)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut, a 1×1 projection where asked for."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, project: bool, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = norm(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if project:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return torch.relu(y + self.shortcut(x))
+
+
+def _stage(inputs: int, outputs: int, stride: int, blocks: int, norm: Norm) -> nn.Sequential:
+    first = BasicBlock(inputs, outputs, stride, project=True, norm=norm)
+    rest = (BasicBlock(outputs, outputs, 1, project=False, norm=norm) for _ in range(blocks - 1))
+    return nn.Sequential(first, *rest)
+
+
+class ResNet(nn.Module):
+    """6n + 2 layers in three stages of 16, 32 and 64 channels.
+
+    The first block of every stage projects its shortcut, that of the first stage too, as in the network whose
+    memory EmbracingFL tabulates.
+    """
+
+    def __init__(self, blocks: int, num_classes: int, norm: Norm = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.ReLU())
+        self.layer1 = _stage(16, 16, 1, blocks, norm)
+        self.layer2 = _stage(16, 32, 2, blocks, norm)
+        self.layer3 = _stage(32, 64, 2, blocks, norm)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(64, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.pool(self.layer3(self.layer2(self.layer1(self.stem(x))))))

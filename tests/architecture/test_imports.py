@@ -1,0 +1,131 @@
+"""Who may import whom. The arrows of the design, read from the source of every file.
+
+Reading the syntax tree sees imports inside functions too, which watching `sys.modules` does not, and can
+check a list of what is allowed, where import-linter knows only what is forbidden. That `embrace` starts
+without anything heavy is checked by starting it.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = frozenset({"bench", "cli", "coordinator", "edge_runtime", "federation", "model_export"})
+HEAVY = frozenset(
+    {"fastapi", "httpx", "matplotlib", "onnx", "onnxruntime", "pydantic", "sklearn", "sqlalchemy", "torch"}
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one package may import: of ours, of others'; a name covers what is below it."""
+
+    ours: frozenset[str]
+    outside: frozenset[str] | None = None  # None: anything that is not forbidden
+    never: frozenset[str] = frozenset()
+
+    def allows(self, target: str) -> bool:
+        top = target.partition(".")[0]
+        if top in OURS:
+            return any(target == name or target.startswith(f"{name}.") for name in self.ours)
+        if top in sys.stdlib_module_names:
+            return True
+        return top not in self.never and (self.outside is None or top in self.outside)
+
+
+RULES = {
+    "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors"})),
+    "edge_runtime": Rule(
+        ours=frozenset({"edge_runtime", "federation"}),
+        outside=frozenset({"httpx", "numpy", "onnxruntime", "safetensors"}),
+    ),
+    "coordinator": Rule(
+        ours=frozenset({"coordinator", "edge_runtime.engine", "federation"}), never=frozenset({"torch"})
+    ),
+    "model_export": Rule(ours=frozenset({"edge_runtime", "federation", "model_export"})),
+    "bench": Rule(ours=OURS - {"cli"}),
+    "cli": Rule(ours=OURS, never=frozenset({"torch"})),
+}
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """Full names of everything the source of a module in `package` imports, wherever in the file."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                prefix = ".".join([*above, *([module] if module else [])])
+                yield from (f"{prefix}.{alias.name}" for alias in names)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield f"{package}{name}" if name.startswith(".") else name
+
+
+def violations(top: str, source: str, package: str) -> list[str]:
+    return [target for target in imported(source, package) if not RULES[top].allows(target)]
+
+
+@pytest.mark.parametrize("top", RULES)
+def test_every_import_follows_the_arrows(top: str) -> None:
+    wrong = {
+        str(file.relative_to(ROOT)): found
+        for file in sorted((ROOT / top).rglob("*.py"))
+        if (found := violations(top, file.read_text(), ".".join(file.relative_to(ROOT).parent.parts)))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("top", "source"),
+    [
+        ("federation", "import torch"),
+        ("federation", "from edge_runtime import timing"),
+        ("federation", "def f():\n    import onnxruntime as ort"),
+        ("edge_runtime", "import torch.nn"),
+        ("edge_runtime", "from pydantic import BaseModel"),
+        ("edge_runtime", "from model_export import capture"),
+        ("edge_runtime", "import importlib\nimportlib.import_module('torch')"),
+        ("coordinator", "from torch import nn"),
+        ("coordinator", "from edge_runtime import client"),
+        ("coordinator", "import edge_runtime.trainer"),
+        ("model_export", "from coordinator import service"),
+        ("model_export", "from cli import main"),
+        ("cli", "def f():\n    import torch"),
+    ],
+)
+def test_a_wrong_import_is_found(top: str, source: str) -> None:
+    assert violations(top, source, top)
+
+
+@pytest.mark.parametrize(
+    ("top", "source"),
+    [
+        ("federation", "import json, numpy as np\nfrom safetensors.numpy import load\nfrom . import space"),
+        ("edge_runtime", "import onnxruntime.training\nfrom federation import errors\nfrom .. import x"),
+        ("coordinator", "from edge_runtime.engine import Engine\nfrom edge_runtime import engine"),
+        ("coordinator", "import fastapi, sqlalchemy.orm"),
+        ("model_export", "import torch\nfrom federation import errors"),
+        ("bench", "import torch\nimport model_export"),
+        ("cli", "def f():\n    from model_export import bundle"),
+    ],
+)
+def test_a_right_import_passes(top: str, source: str) -> None:
+    assert violations(top, source, f"{top}.part") == []
+
+
+def test_every_command_is_light_until_it_is_called() -> None:
+    modules = [f"cli.{file.stem}" for file in sorted((ROOT / "cli").glob("*.py")) if file.stem != "__init__"]
+    program = f"import sys, {', '.join(modules)}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
+    loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
+    assert loaded.split() == []

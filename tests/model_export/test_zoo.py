@@ -1,0 +1,170 @@
+"""The zoo against the papers' tables: sizes, shapes, tiers, and that every model exports for training."""
+
+from __future__ import annotations
+
+import io
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from federation.errors import InputError
+from model_export.zoo import ZOO, Tier, ZooModel, zoo_model
+
+PARAMETERS = {
+    "digits": 10_402,
+    "mnist_lr": 7_850,
+    "mnist_2nn": 199_210,
+    "mnist_cnn": 582_026,
+    "femnist_cnn": 6_603_710,
+    "resnet8": 78_330,
+    "resnet20": 272_762,
+    "resnet56_gn": 856_058,
+    "vgg11": 9_224_458,
+    "vgg16": 14_765_988,
+    "mobilenetv2": 587_178,
+    "imdb_bilstm": 3_611_137,
+    "text_transformer": 748_418,
+}
+
+every_model = pytest.mark.parametrize("model", ZOO.values(), ids=ZOO.keys())
+
+
+def parameters_from(network: nn.Module, boundary: str) -> int:
+    """Trainable parameters of the modules from the boundary on; modules are registered in running order."""
+    modules = [name for name, _ in network.named_modules()]
+    trained = set(modules[modules.index(boundary) :])
+    return sum(
+        parameter.numel()
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and name.rpartition(".")[0] in trained
+    )
+
+
+def activations_from(network: nn.Module, boundary: str, example: Tensor) -> int:
+    """Outputs of convolutions and dense layers from the boundary on, counted while running, without ONNX."""
+    modules = list(network.named_modules())
+    first = [name for name, _ in modules].index(boundary)
+    sizes: list[int] = []
+    for _, module in modules[first:]:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(lambda _module, _inputs, output: sizes.append(output.numel()))
+    network(example)
+    return sum(sizes)
+
+
+def example(model: ZooModel, batch: int) -> Tensor:
+    shape = (batch, *model.input_shape)
+    return torch.randint(0, model.vocabulary, shape) if model.vocabulary else torch.randn(shape)
+
+
+def test_the_list_is_complete() -> None:
+    assert set(ZOO) == set(PARAMETERS)
+    assert all(name == model.name for name, model in ZOO.items())
+
+
+@every_model
+def test_parameter_count(model: ZooModel) -> None:
+    network = model.build()
+    assert sum(p.numel() for p in network.parameters() if p.requires_grad) == PARAMETERS[model.name]
+
+
+@every_model
+def test_output_shape(model: ZooModel) -> None:
+    outputs = model.build()(example(model, batch=2))
+    assert outputs.shape == (2, model.num_outputs)
+    assert torch.isfinite(outputs).all()
+
+
+@every_model
+def test_the_seed_decides_the_weights(model: ZooModel) -> None:
+    torch.manual_seed(7)
+    first = model.build().state_dict()
+    torch.manual_seed(7)
+    second = model.build().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@every_model
+def test_every_tier_names_a_module_and_trains_less_than_the_one_above(model: ZooModel) -> None:
+    network = model.build()
+    sizes = [PARAMETERS[model.name]]
+    for tier in model.tiers.values():
+        sizes.append(parameters_from(network, tier.boundary))
+        steps = tier.last_steps
+        assert sizes[-1] < sizes[-2] or (steps is not None and steps < model.input_shape[0])
+    assert list(model.tiers) == ([] if model.name == "mnist_lr" else ["moderate", "weak"])
+
+
+@pytest.mark.parametrize(
+    ("name", "tier", "parameters"),
+    [
+        ("resnet20", "moderate", 257_994),
+        ("resnet20", "weak", 206_346),
+        ("femnist_cnn", "moderate", 6_551_614),
+        ("femnist_cnn", "weak", 127_038),
+        ("imdb_bilstm", "moderate", 1_051_137),
+        ("imdb_bilstm", "weak", 1_051_137),
+    ],
+)
+def test_tier_parameters_are_those_of_embracing_fl(name: str, tier: str, parameters: int) -> None:
+    model = zoo_model(name)
+    assert parameters_from(model.build(), model.tiers[tier].boundary) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary", "activations"),
+    [
+        ("resnet20", "", 6_947_136),
+        ("resnet20", "layer2.0", 2_752_832),
+        ("resnet20", "layer3.0", 917_824),
+        ("femnist_cnn", "", 39_742),
+        ("femnist_cnn", "dense", 2_110),
+        ("femnist_cnn", "classifier", 62),
+    ],
+)
+def test_activations_are_those_of_embracing_fl(name: str, boundary: str, activations: int) -> None:
+    model = zoo_model(name)
+    assert activations_from(model.build(), boundary, example(model, model.batch)) == activations
+
+
+def test_the_lstm_has_one_bias_per_gate() -> None:
+    biases = {n: p for n, p in zoo_model("imdb_bilstm").build().named_parameters() if ".bias_hh" in n}
+    assert len(biases) == 2
+    assert not any(p.requires_grad or p.any() for p in biases.values())
+
+
+@every_model
+def test_exports_for_training_from_standard_operators(model: ZooModel) -> None:
+    file = io.BytesIO()
+    torch.onnx.export(
+        model.build(),
+        (example(model, batch=2),),
+        file,
+        dynamo=False,
+        opset_version=18,
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+        input_names=["input"],
+        output_names=["logits"],
+        dynamic_axes={"input": {0: "batch"}, "logits": {0: "batch"}},
+    )
+    exported = onnx.load_from_string(file.getvalue())
+    onnx.checker.check_model(exported, full_check=True)
+    assert {node.domain for node in exported.graph.node} == {""}
+
+
+def test_an_unknown_name_suggests_the_closest() -> None:
+    with pytest.raises(InputError, match=r"'resnet21'; did you mean resnet20"):
+        zoo_model("resnet21")
+
+
+def test_a_name_like_no_other_gets_the_whole_list() -> None:
+    with pytest.raises(InputError, match=r"there are digits, mnist_lr, .*text_transformer"):
+        zoo_model("qqq")
+
+
+def test_a_tier_backpropagates_through_at_least_one_step() -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        Tier("recurrence", last_steps=0)
