@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Progress = Callable[[str, int, int], None]
 
-BATCH, RATE, MOMENTUM = 32, 0.05, 0.9
+BATCH, RATE, MOMENTUM = 32, 0.03, 0.9
 HELD_OUT = 360  # of 1797 images
 
 
@@ -41,12 +41,17 @@ class Digits:
     test_x: Floats
     test_y: Labels
 
+    def share(self, number: int, of: int) -> Digits:
+        """The training images of one of several devices; what is held out stays."""
+        return replace(self, train_x=self.train_x[number::of], train_y=self.train_y[number::of])
+
 
 @dataclass(frozen=True)
 class LocalResult:
     """What training from one boundary did."""
 
     boundary: str
+    images: int
     trained: int  # parameters
     stored: int  # bytes of stored activations
     memory: int  # predicted bytes
@@ -73,23 +78,28 @@ def train_locally(
     data: Digits,
     *,
     epochs: int,
+    start: Vector | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> LocalResult:
-    """Train a bundle from a boundary (or tier) for some epochs of SGD with momentum."""
+) -> tuple[Vector, LocalResult]:
+    """Train from a boundary (or tier) for some epochs of SGD with momentum; gives the whole model's new weights.
+
+    `start` are the weights to begin with, the bundle's own if not given.
+    """
     manifest = read_manifest(directory)
     boundary, space = manifest.boundary(boundary_name), manifest.space
     if boundary.train is None:
         raise InputError(f"boundary {boundary.name!r} has no graph for the portable engine")
-    vector = np.array(map_weights(directory / manifest.weights.name, space))
+    vector = np.array(map_weights(directory / manifest.weights.name, space) if start is None else start)
     before = accuracy(directory, manifest, vector, data)
-    stored = run_layers(directory, manifest, data.train_x, stop=boundary.layer)
+    stored = run_layers(directory, manifest, vector, data.train_x, stop=boundary.layer)
     step = TrainingStep(directory / boundary.train.name, space, boundary.layer)
     suffix = space.suffix(boundary.layer)
     step.parameters[:] = vector[suffix]
     times = _descend(step, statistic_mask(space)[suffix], stored, data.train_y, epochs, progress)
     vector[suffix] = step.parameters
-    return LocalResult(
+    result = LocalResult(
         boundary=boundary.name,
+        images=len(data.train_y),
         trained=manifest.weights_from(boundary.layer),
         stored=stored.nbytes if boundary.layer else 0,
         memory=predicted_memory(manifest, boundary, BATCH).total,
@@ -98,6 +108,7 @@ def train_locally(
         accuracy_before=before,
         accuracy_after=accuracy(directory, manifest, vector, data),
     )
+    return vector, result
 
 
 def _descend(
@@ -130,21 +141,20 @@ def statistic_mask(space: ParameterSpace) -> NDArray[np.bool_]:
     return mask
 
 
-def run_layers(directory: Path, manifest: Manifest, x: Floats, stop: int | None = None) -> Floats:
-    """The first layers in inference mode, each loaded, run and freed before the next."""
-    for layer in manifest.layers[:stop]:
-        x = LayerForward(directory / layer.forward.name)(x)
-    return x
-
-
-def accuracy(directory: Path, manifest: Manifest, vector: Vector, data: Digits) -> float:
-    """Share of held-out images recognised with these weights.
+def run_layers(directory: Path, manifest: Manifest, vector: Vector, x: Floats, stop: int | None = None) -> Floats:
+    """The first layers in inference mode with these weights, each loaded, run and freed before the next.
 
     A layer's graph reads its weights from the file beside it, so the graphs are put beside a new one.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for layer in manifest.layers:
-            shutil.copy(directory / layer.forward.name, folder)
         write_weights(Path(folder) / manifest.weights.name, manifest.space, vector)
-        predictions = run_layers(Path(folder), manifest, data.test_x)
+        for layer in manifest.layers[:stop]:
+            graph = shutil.copy(directory / layer.forward.name, folder)
+            x = LayerForward(Path(graph))(x)
+    return x
+
+
+def accuracy(directory: Path, manifest: Manifest, vector: Vector, data: Digits) -> float:
+    """Share of held-out images recognised with these weights."""
+    predictions = run_layers(directory, manifest, vector, data.test_x)
     return float((predictions.argmax(1) == data.test_y).mean())

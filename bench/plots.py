@@ -24,18 +24,23 @@ def plot_boundaries(manifest: Manifest, batch: int, file: Path) -> None:
     figure = Figure(figsize=(11, 1.9 + 0.26 * len(names)), layout="constrained")
     memory, work = figure.subplots(1, 2, sharey=True)
     found = [predicted_memory(manifest, boundary, batch) for boundary in manifest.boundaries]
-    _stack(memory, names, {part: [getattr(item, part) / 1e6 for item in found] for part in PARTS}, COLOURS)
+    _stack(memory, {part: [getattr(item, part) / 1e6 for item in found] for part in PARTS})
     memory.set_title("predicted memory")
     memory.set_xlabel("MB")
-    work_parts = {
-        "frozen layers, forward, once": [forward_macs(manifest, b) / 1e6 for b in manifest.boundaries],
-        "trained layers, every step": [training_macs(manifest, b) / 1e6 for b in manifest.boundaries],
-    }
-    _stack(work, names, work_parts, ("#BBBBBB", COLOURS[4]))
+    memory.set_yticks(range(len(names)), names)
+    _pair(
+        work,
+        {
+            "frozen layers, forward, once": [forward_macs(manifest, b) / 1e6 for b in manifest.boundaries],
+            "trained layers, every step": [training_macs(manifest, b) / 1e6 for b in manifest.boundaries],
+        },
+    )
     work.set_title("multiply-accumulates per sample")
     work.set_xlabel("million")
-    memory.invert_yaxis()  # input side on top; shared by both panels
+    memory.set_ylim(len(names) - 0.4, -0.6)  # input side on top; shared by both panels
     figure.suptitle(f"{manifest.name}: training from each boundary, batch {batch}")
+    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower left", ncols=4, frameon=False)
+    figure.legend(*work.get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False)
     save(figure, file)
 
 
@@ -44,18 +49,30 @@ def _label(manifest: Manifest, boundary: Boundary) -> str:
     return f"{boundary.name}  ({', '.join(tiers)})" if tiers else boundary.name
 
 
-def _stack(axes: Axes, names: Sequence[str], parts: dict[str, list[float]], colours: Sequence[str]) -> None:
-    """Horizontal bars, so that names of any length and number stay readable."""
-    left = [0.0] * len(names)
-    for (part, values), colour in zip(parts.items(), colours):
-        axes.barh(range(len(names)), values, left=left, label=part, color=colour, height=0.72)
+def _stack(axes: Axes, parts: dict[str, list[float]]) -> None:
+    """Horizontal bars of parts that add up, so that names of any length and number stay readable."""
+    left = [0.0] * len(next(iter(parts.values())))
+    for (part, values), colour in zip(parts.items(), COLOURS):
+        axes.barh(range(len(values)), values, left=left, label=part, color=colour, height=0.74)
         left = [a + b for a, b in zip(left, values)]
-    for row, total in enumerate(left):
-        axes.annotate(f"{total:.3g}", (total, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, 1.12 * max(*left, 1e-9))
+    _write_values(axes, left, 0.0, 8)
     _tidy(axes, "x")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / (0.26 * len(names) + 0.6)), ncols=2, frameon=False)
+
+
+def _pair(axes: Axes, parts: dict[str, list[float]]) -> None:
+    """Two thin bars per row, for quantities that do not add up."""
+    for (part, values), colour, offset in zip(parts.items(), ("#999999", COLOURS[4]), (-0.19, 0.19)):
+        rows = [row + offset for row in range(len(values))]
+        axes.barh(rows, values, label=part, color=colour, height=0.36)
+    _write_values(axes, values, 0.19, 7)
+    _tidy(axes, "x")
+
+
+def _write_values(axes: Axes, values: Sequence[float], offset: float, size: int) -> None:
+    for row, value in enumerate(values):
+        place = (value, row + offset)
+        axes.annotate(f"{value:.3g}", place, (4, 0), textcoords="offset points", va="center_baseline", fontsize=size)
+    axes.set_xlim(0, 1.12 * max(axes.get_xlim()[1] / 1.05, 1e-9))
 
 
 def plot_steps(title: str, boundaries: Sequence[str], series: dict[str, list[float | None]], file: Path) -> None:

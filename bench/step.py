@@ -149,14 +149,13 @@ def _chosen(source: ModelSource, manifest: Manifest, boundaries: str) -> list[tu
 
 
 def _find(manifest: Manifest, split: str) -> Boundary:
-    """The boundary that a split became: a module's name stands for its first layer."""
+    """The boundary that a split became: a module's name stands for its first layer, or for the one it lies in."""
     name, _, steps = split.partition("@")
-    for boundary in manifest.boundaries:
-        plain = boundary.name.partition("@")[0]
-        same_steps = boundary.last_steps == (int(steps) if steps else None)
-        if same_steps and (plain == name or plain.startswith(f"{name}.")):
-            return boundary
-    return manifest.boundary(split)
+    fitting = [b for b in manifest.boundaries if b.last_steps == (int(steps) if steps else None)]
+    plain = {boundary.name.partition("@")[0]: boundary for boundary in fitting}
+    inside = (boundary for other, boundary in plain.items() if other.startswith(f"{name}."))
+    around = (boundary for other, boundary in plain.items() if name.startswith(f"{other}."))
+    return plain.get(name) or next(inside, None) or next(around, None) or manifest.boundary(split)
 
 
 class _Case:
@@ -169,14 +168,16 @@ class _Case:
         self.entering = [source.sample(batch, SEED)]
         for layer in manifest.layers[:-1]:
             self.entering.append(LayerForward(directory / layer.forward.name, threads=threads)(self.entering[-1]))
-        self.module = None if source.build is None else source.module()
+        self.source = source
 
 
 def _steps(case: _Case, boundary: Boundary, notes: list[str]) -> dict[str, Step]:
     """Each engine that can train from this boundary."""
     steps: dict[str, Step] = {}
     x, labels = case.entering[boundary.layer], case.labels
-    suffix = None if case.module is None else suffix_module(case.module, case.entering[0], x, boundary.layer)
+    suffix = None
+    if case.source.build is not None:  # a fresh module each time: a step moves its statistics
+        suffix = suffix_module(case.source.module(), case.entering[0], x, boundary.layer)
     if suffix is not None:
         steps["torch"] = TorchStep(suffix, case.manifest.loss, x, labels, boundary.last_steps)
     else:
@@ -250,13 +251,15 @@ def suffix_module(
     module.eval()
     try:
         with torch.no_grad():
-            value, found = torch.from_numpy(x), None
+            value, found, moving = torch.from_numpy(x), None, True
             for number, piece in enumerate(pieces):
+                if found is not None and isinstance(piece, nn.Dropout):
+                    moving = False  # does nothing here, but belongs to what follows it
                 try:
                     value = piece(value)
                 except (RuntimeError, TypeError, ValueError):  # the children do not run in this order
                     return None
-                if _same(value, activation):
+                if moving and _same(value, activation):
                     found = number + 1  # the last one: reshaping in between changes nothing
             if found is None or not _same(value, module(torch.from_numpy(x)).numpy()):
                 return None

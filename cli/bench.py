@@ -46,6 +46,7 @@ def step(
         return
     screen = show.console()
     screen.print(_table(found, rounds))
+    screen.print(", ".join(f"{name} {version}" for name, version in found.versions.items()), markup=False)
     for note in found.notes:
         screen.print(f"note: {note}", markup=False)
     if plot is not None:
@@ -90,12 +91,12 @@ def _table(found: StepReport, rounds: int) -> Any:
         )
         for timing in found.timings
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
-    title = (
-        f"{found.model}, one training step, batch {found.batch}, {found.threads} thread(s), {rounds} rounds: "
-        f"median (minimum); {versions}"
-    )
+    title = f"{found.model}, one training step, {_setting(found)}, {rounds} rounds: median (minimum)"
     return show.table(title, columns, rows, left=2)
+
+
+def _setting(found: StepReport) -> str:
+    return f"batch {found.batch}, {found.threads} thread{'s' if found.threads > 1 else ''}"
 
 
 def _milliseconds(timing: Timing, engine: str) -> str:
@@ -117,5 +118,5 @@ def _draw(found: StepReport, file: Path) -> None:
     ]
     used = [engine for engine in ENGINES if any(engine in timing.rounds for timing in found.timings)]
     series = {e: [t.median(e) if e in t.rounds else None for t in found.timings] for e in used}
-    title = f"{found.model}: one training step, batch {found.batch}, {found.threads} thread(s)"
+    title = f"{found.model}: one training step, {_setting(found)}"
     plot_steps(title, names, series, file)

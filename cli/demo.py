@@ -21,10 +21,10 @@ TIERS = ("strong", "weak")
 
 
 def demo(
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 1437 training images.")] = 5,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes of each device over its images.")] = 5,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Export a tiny network, inspect it, verify it, and train it on scikit-learn's digits: all of it, then its end.
+    """Export a tiny network, inspect it, verify it, and train it on digits: a strong device, then a weak one.
 
     Example: embrace demo
     """
@@ -37,7 +37,7 @@ def demo(
             from model_export.verify import verify_bundle
 
             compared = verify_bundle(directory, progress=report)
-        trained = [_train(directory, tier, epochs) for tier in TIERS]
+        trained = _train(directory, epochs)
     seconds = time.perf_counter() - started
     if json_:
         show.print_json(
@@ -60,11 +60,18 @@ def _export(directory: Path, report: show.Report) -> Manifest:
     return export_bundle(load_source("digits"), directory, progress=report)
 
 
-def _train(directory: Path, tier: str, epochs: int) -> LocalResult:
-    with show.progress(f"train {tier}") as report:
+def _train(directory: Path, epochs: int) -> list[LocalResult]:
+    """One device after the other, each with its own share of the images, the second from the first one's weights."""
+    with show.progress("load digits"):
         from bench.digits_demo import load_digits, train_locally
 
-        return train_locally(directory, tier, load_digits(), epochs=epochs, progress=report)
+        data, weights, results = load_digits(), None, []
+    for number, tier in enumerate(TIERS):
+        with show.progress(f"train the {tier} device") as report:
+            share = data.share(number, of=len(TIERS))
+            weights, result = train_locally(directory, tier, share, epochs=epochs, start=weights, progress=report)
+        results.append(result)
+    return results
 
 
 def _print(
@@ -73,13 +80,14 @@ def _print(
     screen = show.console()
     screen.print("1. embrace export digits: the network becomes a bundle, cut at every layer boundary", style="bold")
     screen.print("2. embrace inspect: what training from each boundary costs", style="bold")
-    screen.print(inspect.boundaries_table(manifest))
+    screen.print(inspect.short_table(manifest))
     screen.print("3. embrace verify: the training graphs against PyTorch's autograd", style="bold")
     verify.print_results(compared, verify.TOLERANCE)
-    screen.print(f"4. training on a device: {epochs} epochs of scikit-learn's digits, stock onnxruntime", style="bold")
+    screen.print(f"4. two devices train it, {epochs} epochs each, with the portable engine and numpy", style="bold")
     rows = [
         (
-            f"{tier} (from {result.boundary})",
+            tier,
+            result.boundary,
             show.number(result.trained),
             show.size(result.memory),
             show.size(result.stored),
@@ -89,15 +97,9 @@ def _print(
         )
         for tier, result in zip(TIERS, trained, strict=True)
     ]
-    columns = (
-        "device",
-        "parameters trained",
-        "predicted memory",
-        "stored activations",
-        "ms per step",
-        "before",
-        "after",
+    columns = ("device", "trains from", "parameters", "memory", "stored", "ms/step", "before", "after")
+    screen.print(show.table("accuracy on 360 held-out images", columns, rows, left=2))
+    screen.print(
+        "The strong device trains the whole network. The weak one continues from its weights: it runs the frozen "
+        f"layers once, stores what they give, and trains only the layers behind its boundary. Done in {seconds:.1f} s."
     )
-    screen.print(show.table("accuracy on 360 held-out images", columns, rows))
-    screen.print("A strong device trains the whole network. A weak one runs the frozen layers once, stores what they")
-    screen.print(f"give, and trains only the layers behind its boundary. Done in {seconds:.1f} s.")

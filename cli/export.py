@@ -204,7 +204,8 @@ def _show_result(manifest: Manifest, directory: Path, seconds: float, as_json: b
         for b in facts["boundaries"]
     ]
     columns = ("boundary", "tier", "engines", "parameters p", "activations a", "capacity", "training graph")
-    title = f"{manifest.name}: {facts['layers']} layers, batch {manifest.batch}, loss {manifest.loss.name}"
+    layers = "1 layer" if facts["layers"] == 1 else f"{facts['layers']} layers"
+    title = f"{manifest.name}: {layers}, batch {manifest.batch}, loss {manifest.loss.name}"
     screen = show.console()
     screen.print(show.table(title, columns, rows, left=3))
     for note in manifest.notes:

@@ -13,6 +13,8 @@ from cli.export import describe
 from federation.capacity import forward_macs, predicted_memory, training_macs
 from federation.manifest import Boundary, Layer, Manifest, read_manifest
 
+MEMORY = ("parameters", "gradients", "optimiser", "activations", "total")
+
 
 def inspect(
     directory: Annotated[Path, typer.Argument(help="A bundle, as 'embrace export' wrote it.")],
@@ -100,29 +102,35 @@ def layers_table(manifest: Manifest) -> Any:
     return show.table(title, columns, rows)
 
 
-def boundaries_table(manifest: Manifest, batch: int | None = None, only: set[str] | None = None) -> Any:
-    """Boundaries with their predicted memory; `only` names those to show."""
-    rows = []
-    for boundary in manifest.boundaries:
-        if only is not None and boundary.name not in only:
-            continue
-        found = _boundary(manifest, boundary, batch)
-        memory = found["memory"]
-        rows.append(
-            (
-                found["name"],
-                ", ".join(found["tiers"]),
-                ", ".join(found["engines"]),
-                show.number(found["parameters"]),
-                show.number(found["activations"]),
-                f"{found['capacity']:.3f}",
-                *(show.size(memory[key]) for key in ("parameters", "gradients", "optimiser", "activations", "total")),
-                show.size(found["train_bytes"]) if found["train_bytes"] is not None else "–",
-            )
+def boundaries_table(manifest: Manifest, batch: int | None = None) -> Any:
+    """Every boundary with what training from it needs; engines have a column only where they differ."""
+    described = [_boundary(manifest, boundary, batch) for boundary in manifest.boundaries]
+    engines = [", ".join(found["engines"]) for found in described]
+    alike = len(set(engines)) == 1
+    rows = [
+        (
+            *_first_cells(found),
+            *(show.size(found["memory"][key]) for key in MEMORY),
+            show.size(found["train_bytes"]) if found["train_bytes"] is not None else "–",
+            *([] if alike else [names]),
         )
-    columns = (
-        *("boundary", "tier", "engines", "p", "a", "capacity"),
-        *("parameters", "gradients", "optimiser", "activations", "total", "graph"),
-    )
-    title = f"training from a boundary at batch {batch or manifest.batch}: predicted memory in bytes"
-    return show.table(title, columns, rows, left=3)
+        for found, names in zip(described, engines, strict=True)
+    ]
+    columns = ("boundary", "tier", "p", "a", "capacity", *MEMORY, "graph", *([] if alike else ["engines"]))
+    title = f"training from a boundary at batch {batch or manifest.batch}: predicted memory"
+    return show.table(f"{title}; engines: {engines[0]}" if alike else title, columns, rows, left=2)
+
+
+def short_table(manifest: Manifest) -> Any:
+    """The same for a narrow screen: only the total of the memory."""
+    rows = [
+        (*_first_cells(found), show.size(found["memory"]["total"]))
+        for found in (_boundary(manifest, boundary, None) for boundary in manifest.boundaries)
+    ]
+    columns = ("boundary", "tier", "parameters p", "activations a", "capacity", "memory")
+    return show.table(f"training from a boundary at batch {manifest.batch}", columns, rows, left=2)
+
+
+def _first_cells(found: dict[str, Any]) -> tuple[str, ...]:
+    numbers = (show.number(found[key]) for key in ("parameters", "activations"))
+    return found["name"], ", ".join(found["tiers"]), *numbers, f"{found['capacity']:.3f}"

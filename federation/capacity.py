@@ -54,8 +54,8 @@ def forward_macs(manifest: Manifest, boundary: Boundary) -> int:
 def training_macs(manifest: Manifest, boundary: Boundary) -> int:
     """Multiply-accumulates per sample of one training step: forward, weight gradients, input gradients.
 
-    Each of the three costs about as much as the forward pass; the first trained layer needs no input gradient.
-    Backpropagation through the last steps only (`last_steps`) is not subtracted.
+    An estimate: each of the three costs about as much as the forward pass, and the first trained layer needs no
+    input gradient (if it is a block, only its first operators are without). `last_steps` is not taken into account.
     """
     trained = [layer.macs for layer in manifest.layers[boundary.layer :]]
     return 3 * sum(trained) - trained[0]

@@ -6,11 +6,12 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from model_export.errors import ExportError
@@ -29,11 +30,13 @@ class Captured:
 def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
     """Export with the TorchScript exporter, or, where that cannot, with the newer one."""
     module = module.train()
-    _try_forward(module, sample)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with _unchanged(module, buffers):
+        _try_forward(module, sample)
     failures = []
     for export in (_export_script, _export_dynamo):
         try:
-            with _quiet():
+            with _quiet(), _unchanged(module, buffers):
                 model = export(module, sample)
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
             failures.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
@@ -41,13 +44,30 @@ def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
         names = {item.name for item in model.graph.initializer}
         trainable = [name for name, p in module.named_parameters() if p.requires_grad and name in names]
         _refuse_missing_modes(module, model)
+        _put_back(model, buffers)
         return Captured(model, trainable)
     raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}")
 
 
+@contextlib.contextmanager
+def _unchanged(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """A forward pass in training mode moves the statistics of batch norm; afterwards they are what they were."""
+    try:
+        yield
+    finally:
+        for name, buffer in module.named_buffers():
+            buffer.data.copy_(buffers[name])
+
+
+def _put_back(model: onnx.ModelProto, buffers: Mapping[str, torch.Tensor]) -> None:
+    """The exporters run the model before they save it: give initialisers the values that the module had."""
+    for item in model.graph.initializer:
+        if item.name in buffers:
+            item.CopyFrom(numpy_helper.from_array(buffers[item.name].numpy(), item.name))
+
+
 def _try_forward(module: nn.Module, sample: torch.Tensor) -> None:
     """A clear message for a wrong input shape or type, before an exporter buries it."""
-    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
         with torch.no_grad():
             output = module(sample)
@@ -58,9 +78,6 @@ def _try_forward(module: nn.Module, sample: torch.Tensor) -> None:
             f"the model does not accept an input of shape {tuple(sample.shape)} and type {kind}: {first}; "
             "check --input (shape without the batch) and --dtype"
         ) from None
-    finally:
-        for name, buffer in module.named_buffers():
-            buffer.data.copy_(state[name])
     if not isinstance(output, torch.Tensor):
         raise ExportError(f"the model must return one tensor, it returns {type(output).__name__}")
 

@@ -66,7 +66,12 @@ def optional_input(node: NodeProto, index: int) -> str | None:
 
 def module_of(node: NodeProto) -> str:
     """The module a node came from, as the exporters write it into node names."""
-    return node.name.rsplit("/", 1)[0].strip("/").replace("/", ".") or "(top level)"
+    parts: list[str] = []
+    for part in node.name.rsplit("/", 1)[0].strip("/").split("/"):
+        if parts and part.startswith(f"{parts[-1]}."):  # 'layer1/layer1.0' is the module layer1.0
+            parts.pop()
+        parts.append(part)
+    return ".".join(parts) or "(top level)"
 
 
 def producers(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:

@@ -28,5 +28,10 @@ class OnnxOracle:
         values = run_everything(self._model, {self._input: x})
         return [values.get(layer.output) for layer in self._layers]
 
-    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int) -> StepResult | None:
+    def step(
+        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+    ) -> StepResult | None:
         return None
+
+    def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
+        return vector

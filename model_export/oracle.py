@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,7 @@ from model_export.errors import ExportError
 from model_export.source import ModelSource
 
 Arrays = dict[str, np.ndarray]
+NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
 @dataclass(frozen=True)
@@ -35,37 +37,56 @@ class Oracle(Protocol):
     def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """For each layer its true output, or None where the reference cannot tell."""
 
-    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int) -> StepResult | None:
+    def step(
+        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+    ) -> StepResult | None:
         """A step that trains from a boundary on, given the MODEL's input; None if there is no gradient to be had."""
+
+    def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
+        """Other weights, from the boundary on, with which activations stay away from their kinks."""
 
 
 class TorchOracle:
     """The PyTorch module itself, in eager mode."""
 
-    def __init__(self, source: ModelSource, manifest: Manifest, parameters: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, source: ModelSource, manifest: Manifest, vector: np.ndarray) -> None:
         self.module = source.module()
         self.manifest = manifest
-        self._initial = {name: torch.from_numpy(np.array(value)) for name, value in parameters.items()}
-        missing = sorted(set(self._initial) - set(self.module.state_dict()))
+        self._vector = vector
+        missing = sorted({p.name for p in manifest.space} - set(self.module.state_dict()))
         if missing:
             raise ExportError(f"the source model has no parameter {missing[0]!r}: it changed since the export")
 
-    def _reset(self) -> None:
-        for name, tensor in self.module.state_dict().items():
-            if name in self._initial:
-                tensor.copy_(self._initial[name])
+    def _load(self, vector: np.ndarray) -> None:
+        state = self.module.state_dict()
+        for name, value in self.manifest.space.views(vector).items():
+            state[name].copy_(torch.from_numpy(value))
+
+    def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
+        """Normalisation with a small spread around 3: halfway between the kinks of ReLU and ReLU6."""
+        space = self.manifest.space
+        moved = vector.copy()
+        for path, module in self.module.named_modules():
+            if isinstance(module, NORMALISATIONS):
+                for name, value in ((f"{path}.weight", 0.3), (f"{path}.bias", 3.0)):
+                    if (
+                        name in {p.name for p in space}
+                        and space.slice_of(name).start >= space.suffix(boundary.layer).start
+                    ):
+                        moved[space.slice_of(name)] = value
+        return moved
 
     def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Every tensor that PyTorch computes on the way is recorded; a layer's output must be among them, in order."""
-        self._reset()
+        self._load(self._vector)
         self.module.eval()
         recorder = _Recorder()
         with torch.no_grad(), recorder:
             self.module(torch.from_numpy(x))
         return [_nearest(recorder.values, value) for value in found]
 
-    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int) -> StepResult:
-        self._reset()
+    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray) -> StepResult:
+        self._load(vector)
         frozen = self.manifest.layers[: boundary.layer]
         trained = self.manifest.layers[boundary.layer :]
         self.module.train()

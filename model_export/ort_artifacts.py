@@ -11,7 +11,6 @@ The same input gives the same bytes, in every process.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import sys
@@ -61,6 +60,7 @@ def write_artifacts(
     artifacts = training_module("artifacts")
     _check(forward, trainable, statistics, loss)
     model = repair(forward)
+    model.ir_version = min(model.ir_version, NEWEST_IR)
     _put_first(model, [*trainable, *statistics])
     _add_loss(model, loss)
     with tempfile.TemporaryDirectory() as name, _silence():
@@ -206,9 +206,7 @@ def _bytes(model: onnx.ModelProto) -> bytes:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """The package logs to file descriptor 2 from C++, at any level, and sets up the root logger by using it."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)
+    """The package logs every step to file descriptor 2, from C++, whatever level is set."""
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -218,4 +216,3 @@ def _silence() -> Iterator[None]:
         os.dup2(saved, 2)
         os.close(saved)
         os.close(nowhere)
-        root.removeHandler(handler)

@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from federation.manifest import Loss
 from model_export.graph import attribute, optional_input
-from model_export.ort_repair import repair, value_types
+from model_export.ort_repair import recurrent_obstacles, repair, value_types
 
 OPSETS = range(18, 22)
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -41,12 +41,6 @@ DIFFERENTIABLE: dict[str, Collection[int]] = {
     "ScatterND": (0, 2),
     "Where": (1, 2),
 }
-# Operators whose result carries no gradient: integers, truth values, or something independent of their input's values.
-_INERT = """
-    And ArgMax ArgMin ConstantOfShape Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual NonZero Not OneHot Or
-    Range Shape Size Xor
-"""
-INERT = frozenset(_INERT.split())
 
 
 @dataclass(frozen=True)
@@ -91,10 +85,10 @@ def unsupported(forward: onnx.ModelProto, loss: Loss, trainable: Sequence[str] |
 
 
 def active_values(nodes: Sequence[NodeProto], trainable: Collection[str], types: dict[str, onnx.TypeProto]) -> set[str]:
-    """The floating-point values that depend on a trained parameter."""
+    """The values that depend on a trained parameter and carry a gradient: not integers, not truth values."""
     active = set(trainable)
     for node in nodes:
-        if node.op_type not in INERT and any(name in active for name in node.input):
+        if any(name in active for name in node.input):
             known = {name: types[name].tensor_type.elem_type for name in node.output if name in types}
             active.update(name for name in node.output if name and known.get(name, TensorProto.FLOAT) in FLOATS)
     return active
@@ -118,7 +112,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def _reasons(node: NodeProto, knowledge: Knowledge) -> list[str]:
     """Why the gradient of one node is missing or wrong."""
     reached = [index for index, name in enumerate(node.input) if name in knowledge.active]
-    if not reached or node.op_type in INERT or not any(name in knowledge.active for name in node.output):
+    if not reached or not any(name in knowledge.active for name in node.output):
         return []
     if node.domain not in ("", "ai.onnx"):
         return [f"operator {node.domain}.{node.op_type} is not standard ONNX"]
@@ -136,7 +130,7 @@ def _reasons(node: NodeProto, knowledge: Knowledge) -> list[str]:
 
 
 def _auto_pad(node: NodeProto, knowledge: Knowledge) -> str | None:
-    """The gradient ignores auto_pad."""
+    """The gradient ignores auto_pad; with stride 1 it was repaired."""
     return None if attribute(node, "auto_pad", "NOTSET") == "NOTSET" else "has a wrong gradient with auto_pad"
 
 
@@ -163,17 +157,8 @@ def _pow(node: NodeProto, knowledge: Knowledge) -> str | None:
 
 
 def _recurrent(node: NodeProto, knowledge: Knowledge) -> str | None:
-    """What remains after repair: the kernels know only the plain form."""
-    if attribute(node, "direction", "forward") != "forward" or optional_input(node, 4):
-        return "has no gradient with sequence lengths"
-    if optional_input(node, 7):
-        return "has no gradient with peepholes"
-    special = [name for name in ("activations", "clip", "input_forget", "layout") if attribute(node, name)]
-    if special:
-        return f"has no gradient with {', '.join(special)}"
-    if node.op_type == "GRU" and not attribute(node, "linear_before_reset", 0):
-        return "has no gradient with linear_before_reset=0"
-    return None
+    obstacles = recurrent_obstacles(node)
+    return f"has no gradient with {', '.join(obstacles)}" if obstacles else None
 
 
 def _scatter(node: NodeProto, knowledge: Knowledge) -> str | None:

@@ -33,12 +33,13 @@ def repair(forward: onnx.ModelProto) -> onnx.ModelProto:
     model = inline_functions(model, lambda op_type: op_type not in INLINED)
     types = value_types(model)
     emitter = Emitter("repair")
-    for node in needed_nodes(model.graph.node, [value.name for value in model.graph.output]):
+    for node in list(model.graph.node):
         with emitter.scope(node.name or node.output[0]):
             if not (node.op_type in REPAIRS and REPAIRS[node.op_type](node, emitter, types)):
                 emitter.nodes.append(node)
+    outputs = [value.name for value in model.graph.output]
     del model.graph.node[:]
-    model.graph.node.extend(emitter.nodes)
+    model.graph.node.extend(needed_nodes(emitter.nodes, outputs))
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in emitter.constants.items())
     return model
 
@@ -86,9 +87,22 @@ def _average_pool(node: NodeProto, emitter: Emitter, types: Types) -> bool:
 def _batch_norm(node: NodeProto, emitter: Emitter, types: Types) -> bool:
     """It must arrive in inference form, else the evaluation model does not load; the package makes it train."""
     del node.output[1:]
-    kept = [item for item in node.attribute if item.name != "training_mode"]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    _drop_attributes(node, "training_mode")
+    return False
+
+
+def _conv(node: NodeProto, emitter: Emitter, types: Types) -> bool:
+    """The gradient ignores auto_pad. With stride 1 the padding does not depend on the size of the image."""
+    mode = attribute(node, "auto_pad", "NOTSET")
+    kernel = attribute(node, "kernel_shape") or _dims(types, node.input[1])[2:]
+    if mode == "NOTSET" or not kernel or any(stride != 1 for stride in attribute(node, "strides", [])):
+        return False
+    dilations = attribute(node, "dilations") or [1] * len(kernel)
+    total = [0 if mode == "VALID" else d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+    small, large = [n // 2 for n in total], [n - n // 2 for n in total]
+    _drop_attributes(node, "auto_pad", "pads")
+    pads = large + small if mode == "SAME_LOWER" else small + large
+    node.attribute.append(helper.make_attribute("pads", pads))
     return False
 
 
@@ -105,6 +119,12 @@ def _layer_norm(node: NodeProto, emitter: Emitter, types: Types) -> bool:
         node.input[2:] = [emitter.constant(np.zeros(dims, np.float32))]
     _name_outputs(node, "mean", "deviation")
     return False
+
+
+def _drop_attributes(node: NodeProto, *names: str) -> None:
+    kept = [item for item in node.attribute if item.name not in names]
+    del node.attribute[:]
+    node.attribute.extend(kept)
 
 
 def _name_outputs(node: NodeProto, *suffixes: str) -> None:
@@ -160,11 +180,20 @@ def _sum(node: NodeProto, emitter: Emitter, types: Types) -> bool:
     return True
 
 
+def recurrent_obstacles(node: NodeProto) -> list[str]:
+    """What the kernels of LSTM and GRU, which know only the plain form, would stumble over."""
+    special = {"sequence lengths": optional_input(node, 4), "peepholes": optional_input(node, 7)}
+    special |= {name: attribute(node, name) for name in ("activations", "clip", "input_forget", "layout")}
+    found = [name for name, value in special.items() if value]
+    plain = node.op_type != "GRU" or attribute(node, "linear_before_reset", 0)
+    return found if plain else [*found, "linear_before_reset=0"]
+
+
 def _recurrent(node: NodeProto, emitter: Emitter, types: Types) -> bool:
     """LSTM and GRU train forwards only, with bias and initial states given: run each direction as its own node."""
-    sides = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[attribute(node, "direction", "forward")]
-    if optional_input(node, 4) or optional_input(node, 7) or attribute(node, "activations"):
+    if recurrent_obstacles(node):
         return False
+    sides = {"forward": [1], "reverse": [-1], "bidirectional": [1, -1]}[attribute(node, "direction", "forward")]
     x, hidden = node.input[0], attribute(node, "hidden_size")
     settings = {k: v for k, v in attributes(node).items() if k != "direction"}
     states = 2 if node.op_type == "LSTM" else 1
@@ -196,14 +225,20 @@ def _picker(node: NodeProto, emitter: Emitter, index: int, directions: int) -> C
 
 
 def _reversed(x: str, emitter: Emitter) -> str:
-    """Last step first. Slice with a negative step has no gradient, Gather has."""
+    """Last step first.
+
+    A Slice backwards has no gradient. A Gather has, but the package turns a Gather by a falling Range into a Slice, and
+    that into an empty one: hence the subtraction from a rising one.
+    """
     length = emitter.op("Gather", emitter.op("Shape", x), 0, axis=0)
-    return emitter.op("Gather", x, emitter.op("Range", emitter.op("Sub", length, 1), -1, -1), axis=0)
+    last = emitter.op("Sub", length, 1)
+    return emitter.op("Gather", x, emitter.op("Sub", last, emitter.op("Range", 0, length, 1)), axis=0)
 
 
 REPAIRS: dict[str, Callable[[NodeProto, Emitter, Types], bool]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
+    "Conv": _conv,
     "Dropout": _dropout,
     "Elu": _exponential_unit,
     "GRU": _recurrent,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,14 @@ _GRADIENT_BUFFER = "_grad.accumulation.buffer"
 
 
 def training_module(name: str) -> Any:
-    """A module of the package onnxruntime.training; its other modules, which load all of torch, stay unloaded."""
+    """A module of onnxruntime.training, without running that package's own file, which would load all of torch."""
     try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise MissingPackage("onnxruntime-training-cpu", "ort-training") from None
-    folder = Path(onnxruntime.__path__[0]) / "training"
-    if not (folder / "api").is_dir():  # the stock runtime
+        spec = importlib.util.find_spec("onnxruntime.training")
+    except ModuleNotFoundError:  # not even onnxruntime
+        spec = None
+    if spec is None:
         raise MissingPackage("onnxruntime-training-cpu", "ort-training")
-    package = ModuleType("onnxruntime.training")
-    package.__path__ = [str(folder)]
-    sys.modules.setdefault("onnxruntime.training", package)
+    sys.modules.setdefault("onnxruntime.training", importlib.util.module_from_spec(spec))
     return importlib.import_module(f"onnxruntime.training.{name}")
 
 

@@ -217,6 +217,7 @@ def capture_onnx(path: Path) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
     model = _load_onnx(path)
     _lift_constant_weights(model)
+    _separate_equal_vectors(model)
     trainable = [
         item.name for item in model.graph.initializer if item.data_type == onnx.TensorProto.FLOAT and len(item.dims) > 0
     ]
@@ -239,6 +240,23 @@ def _lift_constant_weights(model: onnx.ModelProto) -> None:
         value = next((a.t for a in node.attribute if a.name == "value"), None)
         if node.op_type == "Constant" and value is not None and len(value.dims) > 1:
             model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(value), node.output[0]))
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def _separate_equal_vectors(model: onnx.ModelProto) -> None:
+    """Exporters store equal values once and copy them by Identity: all-zero biases, say, or the ones of batch norm.
+
+    Such vectors are parameters in their own right. A matrix that is copied is a tied weight and stays one.
+    """
+    held = {item.name: item for item in model.graph.initializer}
+    kept = []
+    for node in model.graph.node:
+        original = held.get(node.input[0]) if node.op_type == "Identity" else None
+        if original is not None and len(original.dims) == 1:
+            model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(original), node.output[0]))
         else:
             kept.append(node)
     del model.graph.node[:]

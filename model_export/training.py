@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
 from federation.space import Parameter
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
-from model_export.autodiff.layout import use_pixel_layout
+from model_export.autodiff.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
 from model_export.graph import Emitter, Graph, attribute, make_model, tensor_info
@@ -50,7 +50,7 @@ def training_graph(
     parameters = [p for layer in layers for p in layer.parameters]
     trainable = [p.name for p in parameters if p.kind == "weight"]
     active = active_values(nodes, trainable)
-    layout = use_pixel_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
+    layout = choose_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
     nodes = layout.nodes
     emitter = Emitter()
     context = Context(emitter, layout.shapes, graph.constants, layout.active, last_steps, dropout_numbers(graph))

@@ -120,8 +120,8 @@ def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:
 
 
 def _has_no_plain_form(node: NodeProto) -> bool:
-    """Pixel-major operators are ours alone; batch norm and dropout in ONNX are not what PyTorch computes."""
-    return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith("Pixel")
+    """Operators of layout.py are ours alone; batch norm and dropout in ONNX are not what PyTorch computes."""
+    return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith(("Pixel", "Channel"))
 
 
 def write_backward(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class Bilinear:
     tile: Matrix  # [products, inputs]
 
 
+@cache
 def correlation(outputs: int, taps: int) -> Bilinear:
     """y[i] = sum_j x[i + j] w[j] for `outputs` values of i."""
     points = POINTS[outputs + taps - 1]

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 class Embedding(nn.Module):
     """Words and their learned positions."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.dropout(self.words(tokens) + self.positions)
+        return self.words(tokens) + self.positions
 
 
 class SelfAttention(nn.Module):
@@ -86,9 +85,10 @@ class TextTransformer(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.embedding = Embedding(vocabulary, length, width, dropout)
+        self.embedding = Embedding(vocabulary, length, width)
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(Block(length, width, heads, dropout) for _ in range(blocks)))
         self.head = Head(width, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embedding(tokens)))
+        return self.head(self.blocks(self.dropout(self.embedding(tokens))))

@@ -41,9 +41,7 @@ def test_success(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, lambda: None) == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(BundleError("no graph [0]"), 2), (VerificationError("no graph [0]"), 1)]
-)
+@pytest.mark.parametrize(("error", "code"), [(BundleError("no graph [0]"), 2), (VerificationError("no graph [0]"), 1)])
 def test_an_error_is_one_line_on_stderr(
     error: EmbraceError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,9 +50,7 @@ def test_an_error_is_one_line_on_stderr(
     assert (captured.out, captured.err) == ("", "error: no graph [0]\n")
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("torch.onnx", "export"), ("httpx", "edge"), ("fastapi", "coordinator")]
-)
+@pytest.mark.parametrize(("module", "extra"), [("torch.onnx", "export"), ("httpx", "edge"), ("fastapi", "coordinator")])
 def test_a_missing_optional_package_names_its_extra(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,8 @@ so the mask is computed: element (row, column) of dropout number k is a hash of 
 operators that wrap around give the same mask on every runtime; `reference_mask` is the same function in numpy.
 
     mix(h)     = h * A; h ^= h >> 15; h * B; h ^= h >> 13; h * A        (32 bits)
-    row_r      = mix(seed + k * C + r), column_c = mix(~seed + k * C + c)
+    start      = mix(seed + k * C), other = mix(~start)          (so that seeds in a row have unrelated masks)
+    row_r      = mix(start + r), column_c = mix(other + c)
     keep       = (row_r ^ column_c) * A, xor-shifted once, times B, as a signed number >= threshold
 """
 
@@ -70,19 +71,28 @@ def _mix(context: Context, value: str) -> str:
     return context.op("Mul", value, _int32(context, _A))
 
 
+def _columns(context: Context, name: str) -> str:
+    """The size of the last axis."""
+    shape = context.shape(name)
+    if shape and shape[-1] is None:
+        return context.op("Squeeze", context.op("Shape", name, start=-1), [0])
+    return context.constant(shape[-1] if shape else 1)
+
+
+def _count(context: Context, number: str) -> str:
+    """0, 1, 2, ... below a number."""
+    return context.op("Cast", context.op("Range", context.constant(0), number, context.constant(1)), to=_INT32)
+
+
 def write_mask(context: Context, name: str, rate: float, number: int) -> str:
     """0 or 1 / (1 - rate) for each element of value `name`."""
-    shape = context.shape(name)
-    columns = shape[-1] if shape and shape[-1] is not None else 1
     seed = context.op("Cast", SEED_INPUT, to=_INT32)
-    start = context.op("Add", seed, _int32(context, number * _C))
-    other = context.op("Add", context.op("BitwiseNot", seed), _int32(context, number * _C))
+    start = _mix(context, context.op("Add", seed, _int32(context, number * _C)))
+    other = _mix(context, context.op("BitwiseNot", start))
+    columns = _columns(context, name)
     size = context.op("Size", name)
-    rows = context.op(
-        "Range", context.constant(0), context.op("Div", size, context.constant(columns)), context.constant(1)
-    )
-    row = _mix(context, context.op("Add", context.op("Cast", rows, to=_INT32), start))
-    column = _mix(context, context.op("Add", context.constant(np.arange(columns, dtype=np.int32)), other))
+    row = _mix(context, context.op("Add", _count(context, context.op("Div", size, columns)), start))
+    column = _mix(context, context.op("Add", _count(context, columns), other))
     both = context.op("BitwiseXor", context.op("Unsqueeze", row, [1]), column)
     both = _shift_xor(context, context.op("Mul", both, _int32(context, _A)), 15)
     both = context.op("Mul", both, _int32(context, _B))
@@ -103,8 +113,8 @@ def reference_mask(seed: int, number: int, shape: tuple[int, ...], rate: float) 
         h ^= h >> np.uint32(13)
         return h * np.uint32(_A)
 
-    start = np.uint32((seed + number * _C) & 0xFFFFFFFF)
-    other = np.uint32((~seed + number * _C) & 0xFFFFFFFF)
+    start = mix(np.array([(seed + number * _C) & 0xFFFFFFFF], np.uint32))
+    other = mix(~start)
     row = mix(np.arange(rows, dtype=np.uint32) + start)
     column = mix(np.arange(columns, dtype=np.uint32) + other)
     both = (row[:, None] ^ column[None, :]) * np.uint32(_A)

@@ -158,7 +158,7 @@ def extremum(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
 @rule("Cast")
 def cast(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     """Through a change of float type; casts to integers end the gradient (they are never active upstream)."""
-    return [context.op("Cast", str(upstream[0]), to=FLOAT)]
+    return [context.op("CastLike", str(upstream[0]), node.input[0])]
 
 
 @rule("Identity")

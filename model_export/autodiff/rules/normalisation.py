@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import NodeProto
 
@@ -15,30 +17,42 @@ EPSILON = 1e-5
 
 @lowering("BatchNormalization")
 def batch_norm_forward(context: Context, node: NodeProto) -> None:
-    """Training mode with momentum 0, so that the operator's "running" outputs are the statistics of this batch.
-
-    The new running variance is the unbiased one, as PyTorch has it; ONNX would blend in the biased one.
-    """
-    x, scale, bias, mean, variance = node.input
+    """The new running variance is the unbiased one, as PyTorch has it; ONNX would blend in the biased one."""
+    x, mean, variance = node.input[0], node.input[3], node.input[4]
     epsilon = float(attribute(node, "epsilon", EPSILON))
-    # onnxruntime writes the statistics over their inputs, which may be the caller's memory: give it copies.
-    scratch = [context.op("Mul", value, 0.0) for value in (mean, variance)]
-    _, batch_mean, batch_variance = context.ops(
-        "BatchNormalization", [node.output[0], f"{node.output[0]}.mean", f"{node.output[0]}.variance"],
-        x, scale, bias, *scratch, training_mode=1, momentum=0.0, epsilon=epsilon,
-    )  # fmt: skip
+    _, batch_mean, batch_variance = training_statistics(context, x, node.input[1:], epsilon, node.output[0])
     count = context.count(x, [0, *range(2, context.rank(x))])
     unbias = context.op("Div", count, context.op("Sub", count, 1.0))
     blend_statistics(context, node, (mean, batch_mean), (variance, context.op("Mul", batch_variance, unbias)))
     context.saved[node.output[0]] = (batch_mean, batch_variance, count, epsilon)
 
 
+def training_statistics(
+    context: Context, x: str, parameters: Sequence[str], epsilon: float, result: str
+) -> tuple[str, str, str]:
+    """(`result`: x normalised, mean and biased variance of this batch) of an [N, C, ...] tensor.
+
+    Momentum 0 makes the operator's "running" outputs the statistics of the batch alone.
+    """
+    scale, bias, mean, variance = parameters
+    # onnxruntime writes the statistics over their inputs, which may be the caller's memory: give it copies that
+    # nothing else reads, another use of the same layer included.
+    scratch = [context.op("Mul", context.new_statistics.get(name, name), 0.0) for name in (mean, variance)]
+    outputs = context.ops(
+        "BatchNormalization", [result, f"{result}.mean", f"{result}.variance"],
+        x, scale, bias, *scratch, training_mode=1, momentum=0.0, epsilon=epsilon,
+    )  # fmt: skip
+    return outputs[0], outputs[1], outputs[2]
+
+
 def blend_statistics(context: Context, node: NodeProto, *pairs: tuple[str, str]) -> None:
     """Running statistics move towards those of the batch; ONNX's momentum is the part that stays."""
     keep = float(attribute(node, "momentum", 0.9))
-    for old, new in pairs:
-        stay, move = context.op("Mul", old, keep), context.op("Mul", new, 1.0 - keep)
-        context.new_statistics[old] = context.op("Add", stay, move)
+    for name, new in pairs:
+        old = context.new_statistics.get(name, name)  # a layer that is used twice moves them twice
+        if keep:  # old * 0 would be the memory that onnxruntime overwrites, see above
+            new = context.op("Add", context.op("Mul", old, keep), context.op("Mul", new, 1.0 - keep))
+        context.new_statistics[name] = new
 
 
 @rule("BatchNormalization")

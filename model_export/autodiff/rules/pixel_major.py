@@ -9,6 +9,7 @@ from onnx import NodeProto
 
 from model_export.autodiff.engine import FLOAT, Context
 from model_export.autodiff.registry import Gradients, lowering, rule
+from model_export.autodiff.rules.activation import STEEP
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.autodiff.rules.normalisation import EPSILON, blend_statistics
 from model_export.autodiff.tiles import (
@@ -19,10 +20,12 @@ from model_export.autodiff.tiles import (
     pick,
     pixel_order,
     row_of_pixel,
+    tap_pixels,
     tile_weight_gradient,
     transform_kernel,
     turned,
     untile,
+    weight_plan,
 )
 from model_export.graph import attribute, optional_input
 
@@ -108,7 +111,7 @@ def conv_forward(context: Context, node: NodeProto) -> None:
         product = context.op("MatMul", taken, weight)
     else:
         plan = forward_plan(size, out, taps, int(attribute(node, "strides")[0]), _pads(node))
-        tiles = context.saved[node.output[0]] = make_tiles(context, node.input[0], plan, channels)
+        tiles = make_tiles(context, node.input[0], plan, channels)
         kernel = transform_kernel(context, node.input[1], plan, features, channels)
         product = untile(context, context.op("MatMul", tiles, turned(context, kernel, plan)), plan, features)
     _add_bias(context, node, product)
@@ -129,15 +132,17 @@ def _strided_rows(size: Size, out: Size, stride: int) -> np.ndarray:
 def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     features, channels, taps = _weight_shape(context, node)
     size, out, stride = _size(node, "size"), _size(node, "out"), int(attribute(node, "strides")[0])
-    dy, kept, weight = str(upstream[0]), context.saved[node.output[0]], node.input[1]
+    dy, weight = str(upstream[0]), node.input[1]
     scale = context.channel_scales.get(dy)
     dx = dw = None
     if context.wants(node, 1):
         if taps == 1:
-            dw = context.op("Gemm", _matrix(context, dy, features), _matrix(context, kept, channels), transA=1)
+            taken = context.saved[node.output[0]]
+            dw = context.op("Gemm", _matrix(context, dy, features), _matrix(context, taken, channels), transA=1)
         else:
-            plan = forward_plan(size, out, taps, stride, _pads(node))
-            dw = tile_weight_gradient(context, kept, dy, plan, features, channels)
+            plan = weight_plan(size, out, taps, stride, _pads(node))
+            tiles = make_tiles(context, node.input[0], plan, channels)
+            dw = tile_weight_gradient(context, tiles, dy, plan, features, channels)
         dw = _scaled(context, dw, scale, features, (channels, taps, taps))
     if context.wants(node, 0):
         weight = _scaled(context, weight, scale, features, (channels, taps, taps)) if scale else weight
@@ -194,7 +199,7 @@ def stem_forward(context: Context, node: NodeProto) -> None:
     flat = context.op("Reshape", node.input[0], np.array([-1, channels * pixels], np.int64))
     planes = context.op("Transpose", flat, perm=[1, 0])
     planes = context.op("Reshape", planes, np.array([channels, pixels, -1], np.int64))
-    index = _tap_pixels(node, size, out)
+    index = tap_pixels(node, size, out, pixel_order(out))
     if (index == pixels).any():
         planes = context.op("Pad", planes, np.array([0, 0, 0, 0, 1, 0], np.int64))
     taken = context.op("Gather", planes, index, axis=1)
@@ -203,17 +208,6 @@ def stem_forward(context: Context, node: NodeProto) -> None:
     weight = context.op("Transpose", _matrix(context, node.input[1], channels * area), perm=[1, 0])
     product = context.op("MatMul", context.op("Transpose", columns, perm=[1, 0]), weight)
     _add_bias(context, node, _image(context, product, out[0] * out[1], features))
-
-
-def _tap_pixels(node: NodeProto, size: Size, out: Size) -> np.ndarray:
-    """[taps * pixels]: the input pixel that each tap meets at each output pixel; one number more means padding."""
-    kernel, strides, dilations, pads = (attribute(node, a) for a in ("kernel_shape", "strides", "dilations", "pads"))
-    i, j = (grid.reshape(-1, 1) for grid in np.mgrid[: kernel[0], : kernel[1]])
-    a, b = np.divmod(pixel_order(out), out[1])
-    h = a * strides[0] + i * dilations[0] - pads[0]
-    w = b * strides[1] + j * dilations[1] - pads[1]
-    inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
-    return np.where(inside, h * size[1] + w, size[0] * size[1]).reshape(-1).astype(np.int64)
 
 
 @rule("PixelStem")
@@ -300,7 +294,7 @@ def max_pool_forward(context: Context, node: NodeProto) -> None:
     """The largest of the rows that the taps meet."""
     size, out = _size(node, "size"), _size(node, "out")
     pixels = size[0] * size[1]
-    rows = row_of_pixel(size)[_tap_pixels(node, size, out)].reshape(-1, out[0] * out[1])
+    rows = row_of_pixel(size)[tap_pixels(node, size, out, pixel_order(out))].reshape(-1, out[0] * out[1])
     source = node.input[0]
     if (rows == pixels).any():
         source = context.op("Pad", source, np.array([0, 0, 0, 1, 0, 0], np.int64), LOWEST)
@@ -326,12 +320,9 @@ def max_pool(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
     return [parts[0] if len(parts) == 1 else context.op("Sum", *parts)]
 
 
-STEEP = 1e30  # turns HardSigmoid into a step, the fastest comparison that onnxruntime has for floats
-
-
 def _windows_of_rows(node: NodeProto, size: Size, out: Size, count: int) -> np.ndarray:
     """[most windows a pixel lies in, pixels]: places in the list of (tap, output pixel); `count` means none."""
-    met = row_of_pixel(size)[_tap_pixels(node, size, out)]
+    met = row_of_pixel(size)[tap_pixels(node, size, out, pixel_order(out))]
     found: list[list[int]] = [[] for _ in range(size[0] * size[1])]
     for place, row in enumerate(met.tolist()):
         if row < len(found):

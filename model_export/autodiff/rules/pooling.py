@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import NodeProto, helper
 
-from model_export.autodiff.engine import FLOAT, Context
+from model_export.autodiff.engine import Context
 from model_export.autodiff.registry import Gradients, rule
 from model_export.autodiff.rules.convolution import Window, taps, window_of
 from model_export.autodiff.rules.elementwise import Upstream
@@ -21,9 +21,13 @@ from model_export.graph import attribute, attributes, make_model, module_of, ser
 LOWEST = float(np.finfo(np.float32).min)
 
 
+def _given_window(context: Context, node: NodeProto) -> Window:
+    return window_of(context, node, node.input[0], node.output[0], tuple(attribute(node, "kernel_shape")))
+
+
 def _pool_window(context: Context, node: NodeProto) -> Window:
     """The window of a pooling node; one that overhangs the end (ceil_mode) counts as more padding there."""
-    window = window_of(context, node, node.input[0], node.output[0], tuple(attribute(node, "kernel_shape")))
+    window = _given_window(context, node)
     over = [max(-n, 0) for n in window.leftover()]
     return dataclasses.replace(window, end=tuple(e + n for e, n in zip(window.end, over, strict=True)))
 
@@ -54,15 +58,32 @@ def spread_taps(context: Context, parts: list[str], channels: int, window: Windo
     """The opposite of `taps`: add each part back to the input elements its kernel element met."""
     if window.strides == window.kernel and not any(window.pads) and set(window.dilations) == {1}:
         return _interleave(context, parts, channels, window)
-    area, points = math.prod(window.kernel), math.prod(window.out)
-    flat = [context.op("Reshape", part, np.array([-1, 1, points], np.int64)) for part in parts]
-    columns = context.op("Concat", *flat, axis=1)
-    image = context.op(
-        "Col2Im", columns, list(window.size), list(window.kernel),
-        dilations=list(window.dilations), strides=list(window.strides), pads=window.pads,
-    )  # fmt: skip
-    assert area == len(parts)
+    rank = len(window.size)
+    image = _columns_to_image(context, parts, window) if rank <= 2 else _place_by_kernel(context, parts, window)
     return context.op("Reshape", image, np.array([-1, channels, *window.size], np.int64))
+
+
+def _columns_to_image(context: Context, parts: list[str], window: Window) -> str:
+    """Col2Im; onnxruntime (1.19 to 1.31) has it right in two dimensions only, so a signal is an image of one row."""
+    flat = [context.op("Reshape", part, np.array([-1, 1, math.prod(window.out)], np.int64)) for part in parts]
+    lift = [1] * (2 - len(window.size))
+    flush = [0] * len(lift)
+    return context.op(
+        "Col2Im", context.op("Concat", *flat, axis=1), [*lift, *window.size], [*lift, *window.kernel],
+        dilations=[*lift, *window.dilations], strides=[*lift, *window.strides],
+        pads=[*flush, *window.begin, *flush, *window.end],
+    )  # fmt: skip
+
+
+def _place_by_kernel(context: Context, parts: list[str], window: Window) -> str:
+    """A transposed convolution whose kernel for part i is one at place i and zero elsewhere."""
+    planes = [context.op("Reshape", part, np.array([-1, 1, *window.out], np.int64)) for part in parts]
+    kernel = np.eye(len(parts), dtype=np.float32).reshape(len(parts), 1, *window.kernel)
+    rest = window.leftover()
+    return context.op(
+        "ConvTranspose", context.op("Concat", *planes, axis=1), kernel, **window.attributes(),
+        output_padding=rest if any(rest) else None,
+    )  # fmt: skip
 
 
 def _interleave(context: Context, parts: list[str], channels: int, window: Window) -> str:
@@ -83,7 +104,7 @@ def _interleave(context: Context, parts: list[str], channels: int, window: Windo
 def average_pool(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     """Each window's gradient, divided by the elements it counted, spread over its kernel."""
     window = _pool_window(context, node)
-    counts = _counts(node, window)
+    counts = _counts(node, window, _given_window(context, node))
     share = context.op("Div", str(upstream[0]), counts if counts.size > 1 else float(counts.reshape(())))
     channels = int(context.shape(node.input[0])[1] or 0)
     planes = context.op("Reshape", share, np.array([-1, 1, *window.out], np.int64))
@@ -96,15 +117,13 @@ def average_pool(context: Context, node: NodeProto, upstream: Upstream) -> Gradi
     return [context.op("Reshape", spread, np.array([-1, channels, *window.size], np.int64))]
 
 
-def _counts(node: NodeProto, window: Window) -> np.ndarray:
+def _counts(node: NodeProto, window: Window, given: Window) -> np.ndarray:
     """How many elements each window averages over: one number, or an array over the output positions."""
     include = int(attribute(node, "count_include_pad", 0))
-    original = list(attribute(node, "pads", [0] * (2 * len(window.size))))
-    rank = len(window.size)
     per_axis = []
-    for i in range(rank):
-        padded_end = window.size[i] + original[rank + i] if include else window.size[i]
-        low = -original[i] if include else 0
+    for i in range(len(window.size)):
+        padded_end = window.size[i] + given.end[i] if include else window.size[i]
+        low = -given.begin[i] if include else 0
         counted = [
             sum(low <= start + k * window.dilations[i] < padded_end for k in range(window.kernel[i]))
             for start in (o * window.strides[i] - window.begin[i] for o in range(window.out[i]))
@@ -125,11 +144,14 @@ def global_average_pool(context: Context, node: NodeProto, upstream: Upstream) -
 
 @rule("GlobalMaxPool")
 def global_max_pool(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The first maximum of each image gets the gradient, as in PyTorch's adaptive pooling."""
     x = node.input[0]
-    mask = context.op("Cast", context.op("Equal", x, node.output[0]), to=FLOAT)
-    axes = list(range(2, context.rank(x)))
-    share = context.op("Div", str(upstream[0]), context.op("ReduceSum", mask, axes, keepdims=1))
-    return [context.op("Mul", mask, share)]
+    rows = np.array([-1, int(context.shape(x)[1] or 0), math.prod(int(n or 0) for n in context.shape(x)[2:])], np.int64)
+    flat = context.op("Reshape", x, rows)
+    place = context.op("ArgMax", flat, axis=2, keepdims=1)
+    zeros = context.op("ConstantOfShape", context.op("Shape", flat))
+    share = context.op("Reshape", str(upstream[0]), np.array([-1, rows[1], 1], np.int64))
+    return [context.reshape_like(context.op("ScatterElements", zeros, place, share, axis=2), x)]
 
 
 @rule("Resize")

@@ -254,9 +254,10 @@ def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
             gradients.append(parts[0] if count == 1 else context.op("Add", *parts) if context.wants(node, 0) else None)
         else:
             gradients.append(context.op("Concat", *(context.op("Unsqueeze", p, [0]) for p in parts), axis=0))
+    skipped = any(d.skipped for d in context.saved[_key(node)])  # then nothing flows back to the initial states
     states = [
         context.op("Concat", *(context.op("Unsqueeze", part["states"][i], [0]) for part in per_direction), axis=0)
-        if context.wants(node, 5 + i) else None
+        if context.wants(node, 5 + i) and not skipped else None
         for i in range(_states(node))
     ]  # fmt: skip
     return [*gradients, None, *states]

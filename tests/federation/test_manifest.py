@@ -1,0 +1,180 @@
+"""The manifest: JSON there and back, and an answer that names the field for everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation.errors import BundleError, InputError
+from federation.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    Boundary,
+    FileRef,
+    Layer,
+    Loss,
+    Manifest,
+    Source,
+    TensorSpec,
+    dumps,
+    loads,
+    read_manifest,
+)
+from federation.space import Parameter
+
+SHA = "0123456789abcdef" * 4
+
+
+def ref(name: str) -> FileRef:
+    return FileRef(name, SHA, 100)
+
+
+def layer(name: str, *parameters: Parameter) -> Layer:
+    spec = TensorSpec("float32", (4,))
+    return Layer(name, spec, spec, parameters, activations=4, macs=16, dropouts=0, forward=ref(f"forward.{name}.onnx"))
+
+
+def manifest() -> Manifest:
+    return Manifest(
+        version=1,
+        name="tiny",
+        source=Source("zoo", "tiny", 3),
+        opset=18,
+        loss=Loss("cross_entropy", 0.1, -1),
+        input=TensorSpec("float32", (4,)),
+        labels=TensorSpec("int64", ()),
+        output=TensorSpec("float32", (4,)),
+        vocabulary=None,
+        batch=32,
+        uses_seed=False,
+        layers=(
+            layer("one", Parameter("one.w", "weight", (4, 4)), Parameter("one.mean", "statistic", (4,))),
+            layer("two", Parameter("two.w", "weight", (4, 2))),
+        ),
+        boundaries=(
+            Boundary("one", 0, None, 8, ref("train.00-one.onnx"), (ref("ort_training/00-one/checkpoint"),)),
+            Boundary("two@5", 1, 5, 4, None, ()),
+        ),
+        tiers={"strong": "one", "weak": "two@5"},
+        weights=ref("weights.safetensors"),
+        notes=("something",),
+    )
+
+
+def test_there_and_back() -> None:
+    assert loads(dumps(manifest())) == manifest()
+
+
+def test_the_same_manifest_has_the_same_bytes() -> None:
+    text = dumps(manifest())
+    assert dumps(loads(text)) == text
+
+
+def test_counts() -> None:
+    it = manifest()
+    assert [it.weights_from(i) for i in range(3)] == [24, 8, 0]
+    assert [it.statistics_from(i) for i in range(3)] == [4, 0, 0]
+    assert it.space.size == 28
+    assert [f.name for f in it.files()] == [
+        "weights.safetensors", "forward.one.onnx", "forward.two.onnx",
+        "train.00-one.onnx", "ort_training/00-one/checkpoint",
+    ]  # fmt: skip
+
+
+def test_a_boundary_is_found_by_name_and_by_tier() -> None:
+    it = manifest()
+    assert it.boundary("two@5") is it.boundary("weak")
+    with pytest.raises(
+        BundleError, match="no boundary or tier named 'three'; this bundle has: strong, weak, one, two@5"
+    ):
+        it.boundary("three")
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(name=7), r"manifest\.name: expected str, got '7'"),
+        (lambda d: d.update(opset="18"), r"manifest\.opset: expected int"),
+        (lambda d: d.update(opset=True), r"manifest\.opset: expected int"),
+        (lambda d: d.update(batch=2**70), r"manifest\.batch: expected an integer below 2\^62"),
+        (lambda d: d.update(uses_seed=0), r"manifest\.uses_seed: expected bool"),
+        (lambda d: d.update(vocabulary="many"), r"manifest\.vocabulary: expected int"),
+        (lambda d: d.update(layers={}), r"manifest\.layers: expected a list"),
+        (lambda d: d.update(layers=[]), r"at least one layer"),
+        (lambda d: d.update(tiers=[]), r"manifest\.tiers: expected an object"),
+        (lambda d: d["tiers"].update(weak=1), r"manifest\.tiers\.weak: expected str"),
+        (lambda d: d["tiers"].update(weak="three"), r"tier 'weak' names boundary 'three', which does not exist"),
+        (lambda d: d.update(notes=[1]), r"manifest\.notes\[0\]: expected str"),
+        (lambda d: d.pop("weights"), r"manifest: expected the fields weights"),
+        (lambda d: d.update(extra=1), r"manifest: expected only the fields .*got \"\['extra'\]\""),
+        (lambda d: d["source"].update(kind="web"), r"manifest\.source\.kind: expected 'zoo' or 'torch' or 'onnx'"),
+        (lambda d: d["loss"].update(name="hinge"), r"manifest\.loss\.name: expected 'cross_entropy' or"),
+        (lambda d: d["loss"].update(label_smoothing="a"), r"manifest\.loss\.label_smoothing: expected a number"),
+        (lambda d: d["loss"].update(label_smoothing=1), r"label_smoothing must lie in \[0, 1\)"),
+        (lambda d: d["input"].update(shape=4), r"manifest\.input\.shape: expected a list"),
+        (lambda d: d["input"].update(shape=[4.0]), r"manifest\.input\.shape\[0\]: expected int"),
+        (lambda d: d["layers"][1].update(macs=None), r"manifest\.layers\[1\]\.macs: expected int"),
+        (
+            lambda d: d["layers"][0]["parameters"][1].update(kind="buffer"),
+            r"manifest\.layers\[0\]\.parameters\[1\]\.kind: expected 'weight' or 'statistic'",
+        ),
+        (lambda d: d["boundaries"][1].update(layer=2), r"boundary 'two@5' starts at layer 2, which does not exist"),
+        (lambda d: d["boundaries"][1].update(name="one"), r"two boundaries have the same name"),
+        (lambda d: d["boundaries"][0].update(train=[]), r"manifest\.boundaries\[0\]\.train: expected an object"),
+        (lambda d: d["weights"].update(sha256="abc"), r"'weights.safetensors': sha256 must be 64 hexadecimal digits"),
+    ],
+)
+def test_a_malformed_field_names_itself(change: Change, message: str) -> None:
+    data = json.loads(dumps(manifest()))
+    change(data)
+    with pytest.raises(BundleError, match=message):
+        loads(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/../b", ".hidden", "a/.b", "a//b", "a/b/c/d", "a\\b", "", "a b", "x" * 121]
+)
+def test_no_file_outside_the_bundle_can_be_named(name: str) -> None:
+    with pytest.raises(BundleError, match="is not allowed"):
+        ref(name)
+
+
+def test_a_parameter_of_two_layers_is_refused() -> None:
+    it = manifest()
+    twice = replace(it, layers=(it.layers[0], it.layers[0]))
+    with pytest.raises(InputError, match="appears twice"):
+        _ = twice.space
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[]", "version None"), ("7", "version None")])
+def test_what_is_no_manifest_at_all(text: str, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        loads(text)
+
+
+def test_a_newer_version_says_so() -> None:
+    data = json.loads(dumps(manifest())) | {"version": 2, "new_field": 1}
+    with pytest.raises(BundleError, match="manifest version 2 is not supported; this program reads version 1"):
+        loads(json.dumps(data))
+
+
+def test_reading_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is not a bundle: it has no manifest\.json; make one with 'embrace export'"):
+        read_manifest(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text(dumps(manifest()))
+    assert read_manifest(tmp_path) == manifest()
+    (tmp_path / MANIFEST_NAME).write_bytes(b"\xff\xfe")
+    with pytest.raises(BundleError, match="cannot read"):
+        read_manifest(tmp_path)
+    with (tmp_path / MANIFEST_NAME).open("wb") as file:
+        file.truncate(MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(BundleError, match="larger than 16 MiB"):
+        read_manifest(tmp_path)
