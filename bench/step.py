@@ -1,7 +1,8 @@
 """The time of one training step, forward and backward without an optimiser, from each boundary.
 
-All engines run in one process, on the same data, with the same number of threads, taking turns (A B C A B C …), so that
-whatever else the machine does meets all of them alike. Ratios are medians over rounds, each round compared with itself.
+All engines run in one process, on the same data, with the same number of threads, taking turns (A B C, B C A, …), so
+that whatever else the machine does meets all of them alike, and none always finds the caches as another left them.
+Ratios are medians over rounds, each round compared with itself.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def bench_step(
                 timing = Timing(boundary.name, tiers, {name: [] for name in steps})
                 for turn in range(-WARM_UP, rounds):
                     progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
-                    for name, step in steps.items():
+                    for name, step in _rotated(list(steps.items()), turn):
                         started = time.perf_counter()
                         step()
                         if turn >= 0:
@@ -108,6 +109,12 @@ def bench_step(
         torch.set_num_threads(before)
     versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
     return StepReport(source.name, batch, threads, versions, timings, [*manifest.notes, *notes])
+
+
+def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
+    """Another one begins in every round."""
+    start = by % len(items)
+    return items[start:] + items[:start]
 
 
 def _export(source: ModelSource, directory: Path, boundaries: str, notes: list[str], progress: Progress) -> Manifest:

@@ -62,7 +62,7 @@ class Loss:
 
     name: LossName
     label_smoothing: float = 0.0
-    ignore_index: int = -100
+    ignore_index: int | None = None  # cross-entropy: labels of this value do not count
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:

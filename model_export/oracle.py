@@ -19,6 +19,7 @@ from model_export.errors import ExportError
 from model_export.source import ModelSource
 
 Arrays = dict[str, np.ndarray]
+NOTHING = -100  # PyTorch's way to say that no label is ignored: its default, which no label equals
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -118,7 +119,10 @@ def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> t
     """PyTorch's own version of a bundle's loss."""
     if loss.name == "cross_entropy":
         return F.cross_entropy(
-            predictions, labels, ignore_index=loss.ignore_index, label_smoothing=loss.label_smoothing
+            predictions,
+            labels,
+            ignore_index=NOTHING if loss.ignore_index is None else loss.ignore_index,
+            label_smoothing=loss.label_smoothing,
         )
     if loss.name == "bce_with_logits":
         soft = labels * (1.0 - loss.label_smoothing) + loss.label_smoothing / 2

@@ -37,6 +37,7 @@ from model_export.ort_runner import (
 )
 
 LOSS_OUTPUT = "loss"
+NO_LABEL = -100  # a number that no label has
 NEWEST_IR = 10  # the newest that onnxruntime 1.19.2 loads
 
 __all__ = ["Loss", "OrtTrainingStep", "unsupported", "write_artifacts"]
@@ -140,11 +141,12 @@ def _add_loss(model: onnx.ModelProto, loss: Loss) -> None:
 
 def _cross_entropy(emitter: Emitter, loss: Loss, predictions: str) -> str:
     """Smoothing mixes in the mean over all classes, of the labels that count."""
-    settings = {"ignore_index": loss.ignore_index, "reduction": "mean"}
+    unwanted = NO_LABEL if loss.ignore_index is None else loss.ignore_index
+    settings = {"ignore_index": unwanted, "reduction": "mean"}
     value, _ = emitter.ops("SoftmaxCrossEntropyLoss", 2, predictions, LABELS_INPUT, **settings)
     if not loss.label_smoothing:
         return value
-    ignored = emitter.op("Equal", emitter.op("Unsqueeze", LABELS_INPUT, [1]), loss.ignore_index)
+    ignored = emitter.op("Equal", emitter.op("Unsqueeze", LABELS_INPUT, [1]), unwanted)
     counted = emitter.op("Cast", emitter.op("Not", ignored), to=TensorProto.FLOAT)
     total = emitter.op("Max", emitter.op("ReduceSum", counted, keepdims=0), 1.0)
     even = emitter.op("ReduceMean", emitter.op("LogSoftmax", predictions, axis=1), [1], keepdims=1)

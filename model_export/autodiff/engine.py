@@ -81,12 +81,11 @@ class Context:
         """The gradient of broadcasting: sum `value` over every dimension that `name` did not have."""
         target = self.shape(name)
         extra = len(value_shape) - len(target)
-        axes = [i for i in range(extra) if value_shape[i] != 1]
-        axes += [i + extra for i, dim in enumerate(target) if dim == 1 and value_shape[i + extra] != 1]
-        if axes:
-            value = self.op("ReduceSum", value, axes, keepdims=1)
-        if extra or (len(axes) != 0 and extra):
-            value = self.reshape_like(value, name)
+        inner = [i + extra for i, dim in enumerate(target) if dim == 1 and value_shape[i + extra] != 1]
+        if inner:
+            value = self.op("ReduceSum", value, inner, keepdims=1)
+        if extra:
+            value = self.op("ReduceSum", value, list(range(extra)), keepdims=0)
         return value
 
     def count(self, name: str, axes: Iterable[int]) -> str | float:

@@ -43,19 +43,22 @@ def _cross_entropy(context: Context, loss: Loss, predictions: str) -> tuple[str,
     with context.emitter.scope("forward/loss"):
         log_probability = context.op("LogSoftmax", predictions, axis=1)
         column = context.op("Unsqueeze", LABELS_INPUT, [1])
-        ignored = context.op("Equal", column, context.constant(loss.ignore_index))
-        counted = context.op("Cast", context.op("Not", ignored), to=FLOAT)
-        total = context.op("Max", context.op("ReduceSum", counted, keepdims=0), 1.0)
         target = context.op("Cast", context.op("Equal", column, numbers), to=FLOAT)
         if loss.label_smoothing:
             even = loss.label_smoothing / classes
             target = context.op("Add", context.op("Mul", target, 1.0 - loss.label_smoothing), even)
-        if loss.label_smoothing or 0 <= loss.ignore_index < classes:
+        if loss.ignore_index is None:
+            total = context.op("Cast", context.op("Size", LABELS_INPUT), to=FLOAT)
+        else:
+            counted = context.op("Where", context.op("Equal", column, context.constant(loss.ignore_index)), 0.0, 1.0)
+            total = context.op("Max", context.op("ReduceSum", counted, keepdims=0), 1.0)
             target = context.op("Mul", target, counted)
         cross = context.op("ReduceSum", context.op("Mul", target, log_probability), keepdims=0)
         value = context.op("Neg", context.op("Div", cross, total))
     with context.emitter.scope("backward/loss"):
-        probability = context.op("Mul", context.op("Exp", log_probability), counted)
+        probability = context.op("Exp", log_probability)
+        if loss.ignore_index is not None:
+            probability = context.op("Mul", probability, counted)
         gradient = context.op("Div", context.op("Sub", probability, target), total)
     return value, gradient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -13,10 +13,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "operator(*names): the test differentiates these operators")
 
 
-@pytest.fixture(autouse=True)
-def declared_operators_are_differentiated(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Around each test: it fails if it passes without having called the rule of an operator it is marked with."""
     harness.differentiated.clear()
-    yield
-    declared = {name for mark in request.node.iter_markers("operator") for name in mark.args}
+    result = yield
+    declared = {name for mark in item.iter_markers("operator") for name in mark.args}
     missing = declared - harness.differentiated
     assert not missing, f"the test says it differentiates {sorted(missing)} but did not"
+    return result

@@ -34,6 +34,7 @@ from model_export.capture import capture_torch
 from model_export.graph import Emitter, Graph, Shape, make_model, needed_nodes, serialise, tensor_info
 from model_export.layers import LayerGraph, split_layers
 from model_export.normalise import normalise
+from model_export.oracle import torch_loss
 from model_export.shapes import BATCHES, run_everything, symbolic_shape
 from model_export.training import inference_graph, training_graph
 
@@ -403,18 +404,6 @@ def random_labels(loss: Loss, shape: tuple[int, ...]) -> np.ndarray:
     if loss.name == "bce_with_logits":
         return rng.integers(0, 2, shape).astype(np.float32)
     return normal(rng, shape)
-
-
-def torch_loss(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
-    """PyTorch's own losses."""
-    if loss.name == "cross_entropy":
-        return F.cross_entropy(
-            predictions, labels, ignore_index=loss.ignore_index, label_smoothing=loss.label_smoothing
-        )
-    if loss.name == "bce_with_logits":
-        soft = labels * (1.0 - loss.label_smoothing) + loss.label_smoothing / 2
-        return F.binary_cross_entropy_with_logits(predictions, soft)
-    return F.mse_loss(predictions, labels)
 
 
 def gradient_nodes(model: onnx.ModelProto) -> list[NodeProto]:

@@ -71,7 +71,9 @@ def test_ignored_labels_count_neither_above_nor_below_the_fraction_line(
 
 def test_a_batch_of_ignored_labels_only_has_no_loss_and_no_slope() -> None:
     """PyTorch says NaN, which would spoil a device's parameters for good."""
-    found = loss_and_slope(Loss("cross_entropy"), np.ones((3, 4), np.float32), np.full(3, -100, np.int64))
+    found = loss_and_slope(
+        Loss("cross_entropy", ignore_index=-100), np.ones((3, 4), np.float32), np.full(3, -100, np.int64)
+    )
     assert found["loss"] == 0.0
     assert not found["slope"].any()
 
