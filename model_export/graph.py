@@ -150,7 +150,8 @@ class Emitter:
             self._known_nodes[key] = results
         else:
             results = tuple(outputs)
-        name = f"{self._scope}/{op_type}_{self._counter}" if self._scope else f"{op_type}_{self._counter}"
+        own = f"{op_type}.{self._counter}"  # exporters write Type_number: with a dot ours never equals one of theirs
+        name = f"{self._scope}/{own}" if self._scope else own
         self._counter += 1
         self.nodes.append(helper.make_node(op_type, names, results, name=name, **attrs))
         return results

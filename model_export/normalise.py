@@ -66,6 +66,7 @@ def normalise(
     _resolve_static_values(graph, first, second)
     _drop_identities(graph)
     graph.nodes = needed_nodes(graph.nodes, [graph.output])
+    _name_nodes(graph)
     _keep_used(graph)
     return graph
 
@@ -100,53 +101,50 @@ def inline_functions(model: onnx.ModelProto, has_rule: Callable[[str], bool]) ->
     if model.functions:
         model = inliner.inline_local_functions(model)
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    types = None
-    pending = []
-    for index, node in enumerate(model.graph.node):
-        if has_rule(node.op_type):
-            continue
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        body = None
-        if schema.has_function:
-            body = _newest_body(schema.function_opset_versions, opset, schema.get_function_with_opset_version)
-        elif schema.has_context_dependent_function:
-            types = types or _value_types(model)
-            inputs = [types[name].SerializeToString() if name else b"" for name in node.input]
-            body = _newest_body(
-                schema.context_dependent_function_opset_versions,
-                opset,
-                lambda v, s=schema, n=node, i=inputs: s.get_context_dependent_function_with_opset_version(
-                    v, n.SerializeToString(), i
-                ),
-            )
-        if body:
-            pending.append((index, onnx.FunctionProto.FromString(body)))
-    if not pending:
-        return model
+    types = value_types(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    for index, body in pending:
-        node = result.graph.node[index]
-        body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
-        node.domain, node.op_type = INLINE_DOMAIN, body.name
-        for item in body.opset_import:
-            item.version = opset
-        result.functions.append(body)
+    for index, node in enumerate(result.graph.node):
+        body = None if has_rule(node.op_type) else _function_body(node, opset, types)
+        if body:
+            body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
+            node.domain, node.op_type = INLINE_DOMAIN, body.name
+            for item in body.opset_import:
+                item.version = opset
+            result.functions.append(body)
+    if not result.functions:
+        return model
     result.opset_import.append(helper.make_opsetid(INLINE_DOMAIN, 1))
     # A body may use operators that themselves have bodies.
     return inline_functions(inliner.inline_local_functions(result), has_rule)
 
 
-def _newest_body(versions: Iterable[int], opset: int, get: Callable[[int], bytes]) -> bytes | None:
-    fitting = [version for version in versions if version <= opset]
-    return get(max(fitting)) if fitting else None
+def _function_body(node: NodeProto, opset: int, types: dict[str, onnx.TypeProto]) -> onnx.FunctionProto | None:
+    """The standard's own definition of an operator by simpler ones, if any; states its omitted attributes."""
+    if not onnx.defs.has(node.op_type, opset, ""):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    given = {item.name for item in node.attribute}
+    missing = [schema.attributes[name].default_value for name in sorted(schema.attributes) if name not in given]
+    node.attribute.extend(item for item in missing if item.name)
+    if schema.has_function:
+        fitting = [version for version in schema.function_opset_versions if version <= opset]
+        text = schema.get_function_with_opset_version(max(fitting)) if fitting else None
+    elif schema.has_context_dependent_function:
+        fitting = [version for version in schema.context_dependent_function_opset_versions if version <= opset]
+        inputs = [types[name].SerializeToString() if name else b"" for name in node.input]
+        build = schema.get_context_dependent_function_with_opset_version
+        text = build(max(fitting), node.SerializeToString(), inputs) if fitting else None
+    else:
+        text = None
+    return onnx.FunctionProto.FromString(text) if text else None
 
 
-def _value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    inferred = onnx.shape_inference.infer_shapes(model)
-    values = [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]
-    types = {value.name: value.type for value in values}
-    for item in inferred.graph.initializer:
+def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Type and shape of every value as far as ONNX can infer them."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    types = {value.name: value.type for value in [*graph.value_info, *graph.input, *graph.output]}
+    for item in graph.initializer:
         types[item.name] = helper.make_tensor_type_proto(item.data_type, item.dims)
     return types
 
@@ -244,6 +242,15 @@ def _drop_identities(graph: Graph) -> None:
         else:
             kept.append(node)
     graph.nodes = kept
+
+
+def _name_nodes(graph: Graph) -> None:
+    """A name for every node, no two alike: runtimes ask for that, files from elsewhere need not have it."""
+    seen: set[str] = set()
+    for number, node in enumerate(graph.nodes):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}_n{number}"
+        seen.add(node.name)
 
 
 def _keep_used(graph: Graph) -> None:

@@ -17,7 +17,8 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from federation.manifest import Loss
 from model_export.graph import attribute, optional_input
-from model_export.ort_repair import recurrent_obstacles, repair, value_types
+from model_export.normalise import value_types
+from model_export.ort_repair import recurrent_obstacles, repair
 
 OPSETS = range(18, 22)
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})

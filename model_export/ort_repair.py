@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto, helper
 
 from model_export.graph import Emitter, attribute, attributes, needed_nodes, optional_input
-from model_export.normalise import inline_functions
+from model_export.normalise import inline_functions, value_types
 
 # Operators without a gradient there, that ONNX itself defines by others. Their definitions of Elu, Selu and Softplus
 # overflow for large inputs, so those are written out here; Gelu has a gradient, but a wrong one with tanh.
@@ -29,7 +29,6 @@ def repair(forward: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which everything that can be written differently is."""
     model = onnx.ModelProto()
     model.CopyFrom(forward)
-    _state_defaults(model)
     model = inline_functions(model, lambda op_type: op_type not in INLINED)
     types = value_types(model)
     emitter = Emitter("repair")
@@ -42,24 +41,6 @@ def repair(forward: onnx.ModelProto) -> onnx.ModelProto:
     model.graph.node.extend(needed_nodes(emitter.nodes, outputs))
     model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in emitter.constants.items())
     return model
-
-
-def _state_defaults(model: onnx.ModelProto) -> None:
-    """Write out omitted attributes: the definitions by which operators are inlined refer to them."""
-    opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
-    for node in model.graph.node:
-        if node.op_type in INLINED:
-            given = {item.name for item in node.attribute}
-            known = onnx.defs.get_schema(node.op_type, opset, "").attributes
-            missing = [known[name].default_value for name in sorted(known) if name not in given]
-            node.attribute.extend(item for item in missing if item.name)
-
-
-def value_types(model: onnx.ModelProto) -> Types:
-    """Type and shape of every value as far as ONNX can infer them."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    types = {value.name: value.type for value in [*graph.value_info, *graph.input, *graph.output]}
-    return types | {item.name: helper.make_tensor_type_proto(item.data_type, item.dims) for item in graph.initializer}
 
 
 def _dims(types: Types, name: str) -> list[int]:

@@ -87,7 +87,8 @@ def rename(emitter: Emitter, inputs: Mapping[str, str], results: Mapping[str, st
         if value in made and value not in names:
             names[value] = public
         else:
-            emitter.ops("Identity", [public], names.get(value, value))
+            with emitter.scope("backward" if public.endswith(GRADIENT_SUFFIX) else "forward"):
+                emitter.ops("Identity", [public], names.get(value, value))
     for node in emitter.nodes:
         _rename_in(node, names)
     return emitter.nodes

@@ -9,10 +9,6 @@ import pytest
 from tests.autodiff import harness
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "operator(*names): the test differentiates these operators")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Around each test: it fails if it passes without having called the rule of an operator it is marked with."""

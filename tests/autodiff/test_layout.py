@@ -80,7 +80,7 @@ def convolutions(
 def networks(draw: st.DrawFn, *, depthwise: bool) -> tuple[nn.Sequential, int, tuple[int, int]]:
     """(a network, its input channels, an image size)"""
     torch.manual_seed(0)
-    channels = given_channels = draw(st.integers(1, 4))
+    channels = given_channels = draw(st.integers(2, 4))
     steps: list[nn.Module] = []
     for number in range(draw(st.integers(1, 3))):
         features = draw(st.sampled_from([4, 6, 8]))

@@ -258,8 +258,8 @@ def test_loss_equals_pytorch(name: str, scale: float, tmp_path: Path) -> None:
 
 def test_a_batch_without_labels_gives_zero(tmp_path: Path) -> None:
     model = case(nn.Linear(4, 3), torch.randn(2, 4))
-    model.write(tmp_path, Loss("cross_entropy", 0.1))
-    x, labels = np.ones((2, 4), np.float32), np.full(2, -100)
+    model.write(tmp_path, Loss("cross_entropy", 0.1, -1))
+    x, labels = np.ones((2, 4), np.float32), np.full(2, -1)
     loss, gradients, _ = OrtTrainingStep(tmp_path).loss_and_gradients(model.values(model.trainable), {}, x, labels)
     assert loss == 0
     assert not any(gradient.any() for gradient in gradients.values())

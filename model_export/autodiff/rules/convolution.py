@@ -130,23 +130,15 @@ def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     channels = context.shape(x)[1]
     dx = dw = db = None
     if context.wants(node, 0):
-        dx = context.op("ConvTranspose", dy, weight, **window.attributes(), output_padding=_positive(window.leftover()))
-        dx = _cut_overhang(context, dx, window)
+        # Input elements that no window reaches get their zeros from output_padding.
+        rest = window.leftover()
+        padding = rest if any(rest) else None
+        dx = context.op("ConvTranspose", dy, weight, **window.attributes(), output_padding=padding)
     if context.wants(node, 1):
         dw = weight_gradient(context, x, dy, int(channels or 0), features, window)
     if context.wants(node, 2):
         db = bias_gradient(context, dy, context.rank(x))
     return [dx, dw, db]
-
-
-def _positive(amounts: list[int]) -> list[int] | None:
-    return [max(n, 0) for n in amounts] if any(n > 0 for n in amounts) else None
-
-
-def _cut_overhang(context: Context, dx: str, window: Window) -> str:
-    """Nothing to do as long as windows stay inside the padded input, which ONNX guarantees."""
-    assert all(n >= 0 for n in window.leftover()), window
-    return dx
 
 
 @rule("ConvTranspose")
@@ -159,8 +151,17 @@ def conv_transpose(context: Context, node: NodeProto, upstream: Upstream) -> Gra
     dx = dw = db = None
     if context.wants(node, 0):
         dx = context.op("Conv", dy, weight, **window.attributes())
+        dx = _cut_to_size(context, dx, window)
     if context.wants(node, 1):
         dw = weight_gradient(context, dy, x, features * window.group, channels, window)
     if context.wants(node, 2):
         db = bias_gradient(context, dy, context.rank(x))
     return [dx, dw, db]
+
+
+def _cut_to_size(context: Context, dx: str, window: Window) -> str:
+    """output_padding of a stride or more gives Conv room for windows that the transposed convolution did not have."""
+    if all(rest < stride for rest, stride in zip(window.leftover(), window.strides, strict=True)):
+        return dx
+    rank = len(window.out)
+    return context.op("Slice", dx, [0] * rank, list(window.out), list(range(2, 2 + rank)))
