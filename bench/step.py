@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from federation.errors import InputError, MissingPackage, VerificationError
 from federation.manifest import Boundary, Loss, Manifest
 from federation.weights import map_weights
 from model_export.bundle import Choices, export_bundle
-from model_export.oracle import SeededDropout, ShortMemory, random_labels, torch_loss
+from model_export.oracle import random_labels, seeded_dropout, short_memory, torch_loss
 from model_export.ort_artifacts import OrtTrainingStep
 from model_export.ort_runner import training_module
 from model_export.source import ModelSource, load_source
@@ -218,14 +218,11 @@ class TorchStep:
 
     def __call__(self) -> float:
         self.suffix.zero_grad(set_to_none=True)
-        with self._memory():
+        with short_memory(self.last_steps):
             predictions = self.suffix(self.x)
         value = torch_loss(self.loss, predictions, self.labels)
         value.backward()
         return value.item()
-
-    def _memory(self) -> AbstractContextManager[Any]:
-        return ShortMemory(self.last_steps) if self.last_steps else nullcontext()
 
 
 def _check_losses(case: _Case, boundary: Boundary, steps: Mapping[str, Step]) -> None:
@@ -233,7 +230,7 @@ def _check_losses(case: _Case, boundary: Boundary, steps: Mapping[str, Step]) ->
     skipped = sum(layer.dropouts for layer in case.manifest.layers[: boundary.layer])
     losses = {}
     for name, step in steps.items():
-        with SeededDropout(SEED, skip=skipped, count=skipped) if name == "torch" else nullcontext():
+        with seeded_dropout(SEED, skip=skipped, count=skipped) if name == "torch" else nullcontext():
             losses[name] = step()
     expected = losses["portable"]
     for name, loss in losses.items():

@@ -71,6 +71,7 @@ def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
     """Capture a model and cut it into layers."""
     captured = source.capture()
     graph = normalise(captured.model, captured.trainable, source.sample, has_rule)
+    graph.fixed_rows = captured.fixed_rows
     return graph, split_layers(graph)
 
 
@@ -247,6 +248,8 @@ def _write_ort(
 ) -> tuple[tuple[FileRef, ...], list[str]]:
     if cut.last_steps:
         return (), ["ort-training: shortened backpropagation through time is for the portable engine only"]
+    if any(p.name in graph.fixed_rows for layer in suffix for p in layer.parameters):
+        return (), ["ort-training: it would train the padding row of an embedding"]
     forward = ort_forward_graph(graph, suffix)
     reasons = unsupported(forward, source.loss)
     if reasons:

@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 import torch
@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from model_export.errors import ExportError
+from model_export.plain_operators import plain_operators
 
 OPSET = 18
 
@@ -25,27 +26,28 @@ class Captured:
 
     model: onnx.ModelProto
     trainable: list[str]
+    fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that is never trained
 
 
 def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
     """Export with the TorchScript exporter, or, where that cannot, with the newer one."""
     module = module.train()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    _refuse_unfaithful(module)
     with _unchanged(module, buffers):
-        _try_forward(module, sample)
+        trainable = _trained_parameters(module, sample)
     failures = []
     for export in (_export_script, _export_dynamo):
         try:
-            with _quiet(), _unchanged(module, buffers):
+            with _quiet(), _unchanged(module, buffers), plain_operators():
                 model = export(module, sample)
+            _check_complete(module, model, trainable)
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
             failures.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
             continue
-        names = {item.name for item in model.graph.initializer}
-        trainable = [name for name, p in module.named_parameters() if p.requires_grad and name in names]
-        _refuse_missing_modes(module, model)
         _put_back(model, buffers)
-        return Captured(model, trainable)
+        rows = {f"{path}.weight": m.padding_idx for path, m in module.named_modules() if isinstance(m, nn.Embedding)}
+        return Captured(model, trainable, {name: row for name, row in rows.items() if row is not None})
     raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}")
 
 
@@ -66,11 +68,28 @@ def _put_back(model: onnx.ModelProto, buffers: Mapping[str, torch.Tensor]) -> No
             item.CopyFrom(numpy_helper.from_array(buffers[item.name].numpy(), item.name))
 
 
-def _try_forward(module: nn.Module, sample: torch.Tensor) -> None:
-    """A clear message for a wrong input shape or type, before an exporter buries it."""
+def _refuse_unfaithful(module: nn.Module) -> None:
+    """Settings that an ONNX graph cannot express; the exporters ignore them silently."""
+    for path, part in module.named_modules():
+        statistics = getattr(part, "track_running_stats", None)
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.momentum is None or not statistics):
+            raise ExportError(
+                f"module {path!r}: batch norm needs a momentum and running statistics, "
+                f"it has momentum={part.momentum} and track_running_stats={statistics}"
+            )
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and statistics:
+            raise ExportError(f"module {path!r}: instance norm with running statistics cannot be exported for training")
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.max_norm or part.scale_grad_by_freq):
+            raise ExportError(f"module {path!r}: embeddings with max_norm or scale_grad_by_freq cannot be exported")
+
+
+def _trained_parameters(module: nn.Module, sample: torch.Tensor) -> list[str]:
+    """Parameters that get a gradient, found by running the model once.
+
+    That also gives a clear message for a wrong input shape or type, before an exporter buries it.
+    """
     try:
-        with torch.no_grad():
-            output = module(sample)
+        output = module(sample)
     except Exception as error:  # whatever the user's forward raises
         kind = str(sample.dtype).removeprefix("torch.")
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -80,6 +99,11 @@ def _try_forward(module: nn.Module, sample: torch.Tensor) -> None:
         ) from None
     if not isinstance(output, torch.Tensor):
         raise ExportError(f"the model must return one tensor, it returns {type(output).__name__}")
+    if not output.requires_grad:
+        raise ExportError("the model has no trainable parameters: there is nothing to train")
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(output.sum(), [p for _, p in named], allow_unused=True)
+    return [name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is not None]
 
 
 def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
@@ -94,7 +118,7 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
 
 
 def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
-    """The newer exporter turns batch norm and dropout into inference form; `_refuse_missing_modes` looks for that."""
+    """The newer exporter may turn batch norm and dropout into inference form; `_check_complete` looks for that."""
     program = torch.onnx.export(
         module, (sample,), dynamo=True, opset_version=OPSET, input_names=["input"], output_names=["predictions"],
         dynamic_shapes=({0: torch.export.Dim("N", min=2)},), optimize=True, verbose=False,
@@ -102,14 +126,21 @@ def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     return program.model_proto
 
 
-def _refuse_missing_modes(module: nn.Module, model: onnx.ModelProto) -> None:
-    """Dropout that vanished in the export would silently change what is trained."""
-    wanted = sum(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
-    found = sum(node.op_type == "Dropout" for node in model.graph.node)
-    if wanted and not found:
-        raise ExportError(
-            "the exporter dropped the model's dropout layers; write the model with operators it can trace"
-        )
+def _check_complete(module: nn.Module, model: onnx.ModelProto, trainable: list[str]) -> None:
+    """What an exporter folded into constants or left out would silently not be trained, or be trained otherwise."""
+    kept = {item.name for item in model.graph.initializer}
+    lost = [name for name in trainable if name not in kept]
+    if lost:
+        raise ExportError(f"the exporter turned parameter {lost[0]!r} into something else")
+    operators = [node.op_type for node in model.graph.node]
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules()) and (
+        "Dropout" not in operators
+    ):
+        raise ExportError("the exporter dropped the model's dropout layers")
+    norms = [n for n in model.graph.node if n.op_type == "BatchNormalization"]
+    wanted = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    if wanted and not norms:
+        raise ExportError("the exporter wrote out batch norm as something else")
 
 
 @contextlib.contextmanager

@@ -39,6 +39,8 @@ class Graph:
     statistics: dict[str, np.ndarray]
     shapes: dict[str, Shape] = field(default_factory=dict)
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
+    # Rows of embeddings that are never trained (padding), by parameter.
+    fixed_rows: dict[str, int] = field(default_factory=dict)
     # Integer vectors that are `slope * batch + offset`: what remains of shape arithmetic.
     batch_values: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from federation.manifest import Boundary, Loss, Manifest
 from model_export.autodiff.rules.dropout import reference_mask
 from model_export.errors import ExportError
+from model_export.plain_operators import plain_operators
 from model_export.source import ModelSource
 
 Arrays = dict[str, np.ndarray]
@@ -82,8 +85,13 @@ class TorchOracle:
         self._load(self._vector)
         self.module.eval()
         recorder = _Recorder()
-        with torch.no_grad(), recorder:
-            self.module(torch.from_numpy(x))
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole encoder layer would hide its tensors
+        try:
+            with torch.no_grad(), recorder, plain_operators():
+                self.module(torch.from_numpy(x))
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
         return [_nearest(recorder.values, value) for value in found]
 
     def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray) -> StepResult:
@@ -96,8 +104,8 @@ class TorchOracle:
                 if parameter.kind == "statistic":
                     self.module.get_submodule(parameter.name.rpartition(".")[0]).eval()
         self.module.zero_grad()
-        mode = SeededDropout(seed, skip=sum(layer.dropouts for layer in frozen))
-        with mode, ShortMemory(boundary.last_steps):
+        skip = sum(layer.dropouts for layer in frozen)
+        with seeded_dropout(seed, skip), short_memory(boundary.last_steps), plain_operators():
             predictions = self.module(torch.from_numpy(x))
         value = torch_loss(self.manifest.loss, predictions, torch.from_numpy(labels))
         value.backward()
@@ -130,52 +138,51 @@ def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> t
     return F.mse_loss(predictions, labels)
 
 
-class SeededDropout(TorchFunctionMode):
-    """Dropout with the masks of a seed, counted through the model; those of frozen layers do nothing."""
+@contextlib.contextmanager
+def seeded_dropout(seed: int, skip: int, count: int = 0) -> Iterator[None]:
+    """Dropout with the masks of a seed, counted through the model from `count`; the first `skip` do nothing."""
+    numbers = itertools.count(count)
 
-    def __init__(self, seed: int, skip: int, count: int = 0) -> None:
-        super().__init__()
-        self.seed, self.skip, self.count = seed, skip, count
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training:
+            return input
+        number = next(numbers)
+        if number < skip:
+            return input
+        return input * torch.from_numpy(reference_mask(seed, number, tuple(input.shape), p))
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in (F.dropout, torch.dropout):
-            return func(*args, **kwargs)
-        x = args[0] if args else kwargs["input"]
-        rate = float(args[1]) if len(args) > 1 else float(kwargs.get("p", 0.5))
-        number, self.count = self.count, self.count + 1
-        if number < self.skip:
-            return x
-        return x * torch.from_numpy(reference_mask(self.seed, number, tuple(x.shape), rate))
+    with mock.patch.object(F, "dropout", dropout), mock.patch.object(torch, "dropout", dropout):
+        yield
 
 
-class ShortMemory(TorchFunctionMode):
+@contextlib.contextmanager
+def short_memory(last_steps: int | None) -> Iterator[None]:
     """Backpropagation through the last steps of each direction's recursion only."""
+    if last_steps is None:
+        yield
+        return
+    with (
+        mock.patch.object(torch._VF, "lstm", _shortened(torch._VF.lstm, last_steps)),
+        mock.patch.object(torch._VF, "gru", _shortened(torch._VF.gru, last_steps)),
+    ):
+        yield
 
-    def __init__(self, last_steps: int | None) -> None:
-        super().__init__()
-        self.last_steps = last_steps
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+def _shortened(func: Callable[..., Any], last_steps: int) -> Callable[..., Any]:
+    """A single recurrent layer that runs its first steps without keeping anything for the gradient."""
+
+    def run(
+        x: Any, states: Any, weights: Any, bias: bool, layers: int, rate: float, training: bool, both: bool, first: bool
     ) -> Any:
-        name = getattr(func, "__name__", "")
-        if self.last_steps is None or name not in ("lstm", "gru"):
-            return func(*args, **(kwargs or {}))
-        x, states, weights, bias, layers, _, training, both, batch_first = args
-        if layers != 1:
-            raise ExportError("shortened backpropagation is compared with PyTorch for single-layer networks only")
         states = states if isinstance(states, (tuple, list)) else (states,)
-        x = x.transpose(0, 1) if batch_first else x
+        x = x.transpose(0, 1) if first else x
         per_direction = len(weights) // (2 if both else 1)
         outputs, finals = [], []
         for d in range(2 if both else 1):
             mine = weights[d * per_direction : (d + 1) * per_direction]
             start = [state[d : d + 1] for state in states]
             sequence = x.flip(0) if d else x
-            head, tail = sequence[: -self.last_steps], sequence[-self.last_steps :]
+            head, tail = sequence[:-last_steps], sequence[-last_steps:]
             pieces = []
             if len(head):
                 with torch.no_grad():
@@ -186,8 +193,10 @@ class ShortMemory(TorchFunctionMode):
             outputs.append(joined.flip(0) if d else joined)
             finals.append(final)
         output = torch.cat(outputs, -1)
-        output = output.transpose(0, 1) if batch_first else output
-        return (output, *(torch.cat(states) for states in zip(*finals, strict=True)))
+        output = output.transpose(0, 1) if first else output
+        return (output, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+
+    return run
 
 
 def _call(func: Callable[..., Any], x: Any, states: list[Any], weights: Any, bias: bool, training: bool) -> Any:

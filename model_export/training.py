@@ -58,6 +58,9 @@ def training_graph(
     write_forward(context, nodes)
     value, seed = write_loss(context, loss, graph.output)
     gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
+    for name in trainable:
+        if name in graph.fixed_rows:
+            gradients[name] = _without_row(context, gradients[name], graph.fixed_rows[name], graph.weights[name].shape)
 
     labels = labels_spec(loss, tensor_spec(graph, graph.output))
     inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
@@ -73,6 +76,13 @@ def training_graph(
     constants = {**graph.constants, **emitter.constants}
     nodes = rename(emitter, {source: INPUT}, results)
     return make_model("train", nodes, inputs, outputs, constants, graph.opset)
+
+
+def _without_row(context: Context, gradient: str, row: int, shape: tuple[int, ...]) -> str:
+    """The gradient of an embedding, zero for its padding."""
+    with context.emitter.scope("backward/embedding"):
+        zeros = np.zeros((1, *shape[1:]), np.float32)
+        return context.op("ScatterND", gradient, np.array([[row % shape[0]]], np.int64), zeros)
 
 
 def _parameter_info(parameter: Parameter, suffix: str = "") -> onnx.ValueInfoProto:

@@ -281,6 +281,7 @@ def export(
     """The training graph of a copy of a module from a layer on."""
     captured = capture_torch(copy.deepcopy(module), sample)
     graph = normalise(captured.model, captured.trainable, sampler(sample), has_rule)
+    graph.fixed_rows = captured.fixed_rows
     layers = split_layers(graph)
     with journal():
         return Exported(graph, layers, training_graph(graph, layers[boundary:], loss, last_steps))

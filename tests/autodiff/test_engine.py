@@ -114,16 +114,17 @@ def test_an_operator_without_a_rule_does_not_matter_in_a_frozen_layer() -> None:
 
 
 def test_a_parameter_that_the_loss_does_not_depend_on_has_a_gradient_of_zero() -> None:
-    class Gate(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.threshold, self.scale = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.where(x > self.threshold, x * self.scale, x)
-
-    exported = check_module(Gate(), torch.randn(2, 3))
-    assert "threshold.grad" in {value.name for value in exported.train.graph.output}
+    """A threshold decides which branch is taken; its own slope is zero."""
+    weight = normal(np.random.default_rng(1), (3,))
+    model, trainable = source_model("Mul", {}, weight, 18, {"threshold": weight})
+    del model.graph.node[1]
+    model.graph.node.extend(
+        [
+            helper.make_node("Greater", ["input", "threshold"], ["above"], name="/Greater"),
+            helper.make_node("Where", ["above", "scaled", "input"], ["output"], name="/Where"),
+        ]
+    )
+    check_source(model, trainable, lambda x, w, threshold: torch.where(x > threshold, x * w, x))
 
 
 @pytest.mark.parametrize("times", [2, 3])
@@ -157,6 +158,21 @@ def test_tied_weights_are_one_parameter_with_both_gradients() -> None:
 
     exported = check_module(Tied(), torch.randint(0, 5, (2, 3)), Loss("cross_entropy"))
     assert sum(value.name.endswith(".grad") for value in exported.train.graph.output) == 1
+
+
+@pytest.mark.parametrize("row", [0, 3, -1])
+def test_the_padding_row_of_an_embedding_has_a_gradient_of_zero(row: int) -> None:
+    torch.manual_seed(0)
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.dense = nn.Embedding(5, 4, padding_idx=row), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dense(self.words(x).mean(1))
+
+    check_module(Words(), torch.tensor([[0, 1, 2], [3, 4, 0]]))
 
 
 def test_a_parameter_that_is_not_trained_has_no_gradient() -> None:
@@ -304,10 +320,10 @@ def check_source(
     predictions = reference(torch.from_numpy(x).double(), *tensors.values())
     labels = random_labels(MSE, tuple(predictions.shape))
     loss = F.mse_loss(predictions, torch.from_numpy(labels).double())
-    loss.backward()
+    slopes = torch.autograd.grad(loss, list(tensors.values()), materialize_grads=True)
     found = run(train, {**graph.weights, "input": x, "labels": labels})
     assert_close(found, {"loss": loss.detach().numpy()}, "loss")
-    assert_close(found, {f"{name}.grad": tensor.grad.numpy() for name, tensor in tensors.items()}, "gradients")
+    assert_close(found, {f"{name}.grad": slope.numpy() for name, slope in zip(tensors, slopes)}, "gradients")
     return train
 
 
