@@ -117,6 +117,8 @@ def _parse_tiers(text: str | None) -> dict[str, float] | None:
     found = {}
     for part in show.comma_list(text):
         name, _, share = part.partition("=")
+        if name.strip() in found:
+            raise InputError(f"--tiers names {name.strip()!r} twice")
         try:
             found[name.strip()] = float(share)
         except ValueError:

@@ -128,6 +128,8 @@ class Manifest:
     def __post_init__(self) -> None:
         if not self.layers:
             raise BundleError("a bundle needs at least one layer")
+        if self.batch < 1 or min(layer.activations for layer in self.layers) < 0:
+            raise BundleError("batch must be at least 1, and numbers of activations cannot be negative")
         for boundary in self.boundaries:
             if not 0 <= boundary.layer < len(self.layers):
                 raise BundleError(f"boundary {boundary.name!r} starts at layer {boundary.layer}, which does not exist")
@@ -176,7 +178,7 @@ def loads(text: str) -> Manifest:
     """Parse and check a manifest; a BundleError names the field that is wrong."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"the manifest is not JSON: {error}") from None
     version = data.get("version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:

@@ -29,6 +29,10 @@ class Parameter:
     kind: Kind
     shape: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if min(self.shape, default=0) < 0:
+            raise InputError(f"parameter {self.name!r} has the impossible shape {self.shape}")
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge_runtime.engine.portable import open_session
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import (
@@ -55,6 +57,8 @@ class Choices:
         if unknown or not self.engines:
             raise InputError(f"unknown engine {', '.join(unknown)!r}; expected {' or '.join(ENGINES)}")
         for tier, share in (self.tiers or {}).items():
+            if not tier or tier == "strong":
+                raise InputError(f"tier {tier!r}: a tier needs a name, and 'strong' is the one that trains everything")
             if not 0.0 < share <= 1.0:
                 raise InputError(f"tier {tier!r}: a capacity lies between 0 and 1, got {share}")
 
@@ -83,20 +87,43 @@ def export_bundle(
 ) -> Manifest:
     """Write the bundle of a model to a directory that must be absent or empty."""
     choices = choices or Choices()
+    out = out.resolve()
     _check_target(out)
     progress("capturing the model", 0, 1)
     graph, layers = load_graph(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    workshop = Path(tempfile.mkdtemp(prefix=".embrace-export-", dir=out.parent))
-    try:
+    with _workshop(out.parent) as workshop:
         manifest = _write(source, graph, layers, choices, workshop, progress)
-        workshop.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        workshop.rename(out)
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        _check_loads(manifest, workshop)
+        _move(workshop, out)
     return manifest
+
+
+@contextlib.contextmanager
+def _workshop(parent: Path) -> Iterator[Path]:
+    """A directory beside the target to write in, gone afterwards whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix=".embrace-export-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(workshop: Path, out: Path) -> None:
+    """Into place at once; into a directory that exists (and is empty) file by file, the manifest last."""
+    if not out.exists():
+        workshop.chmod(0o755)
+        workshop.rename(out)
+        return
+    for path in sorted(workshop.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
+        path.rename(out / path.name)
+
+
+def _check_loads(manifest: Manifest, directory: Path) -> None:
+    """Nothing leaves the exporter that a runtime does not load: the largest training graph, and every layer."""
+    if manifest.boundaries[0].train:
+        open_session(directory / manifest.boundaries[0].train.name)
+    for layer in manifest.layers:
+        open_session(directory / layer.forward.name)
 
 
 def _check_target(out: Path) -> None:
@@ -104,6 +131,12 @@ def _check_target(out: Path) -> None:
         raise InputError(f"{out} exists and is not empty; choose another --out or remove it")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; --out takes a directory")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _workshop(out.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write to {out.parent}: {error.strerror}; choose another --out") from None
 
 
 def _write(

@@ -16,8 +16,10 @@ from torch import nn
 
 from model_export.errors import ExportError
 from model_export.plain_operators import plain_operators
+from model_export.silence import silence
 
 OPSET = 18
+INPUT_NAME, OUTPUT_NAME = "embrace.input", "embrace.output"  # names that no parameter has
 
 
 @dataclass
@@ -58,7 +60,8 @@ def _unchanged(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> Iterat
         yield
     finally:
         for name, buffer in module.named_buffers():
-            buffer.data.copy_(buffers[name])
+            if name in buffers and buffers[name].shape == buffer.shape:
+                buffer.data.copy_(buffers[name])
 
 
 def _put_back(model: onnx.ModelProto, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -77,6 +80,8 @@ def _refuse_unfaithful(module: nn.Module) -> None:
                 f"module {path!r}: batch norm needs a momentum and running statistics, "
                 f"it has momentum={part.momentum} and track_running_stats={statistics}"
             )
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.training:
+            raise ExportError(f"module {path!r}: batch norm that stays in inference mode is not supported")
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and statistics:
             raise ExportError(f"module {path!r}: instance norm with running statistics cannot be exported for training")
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.max_norm or part.scale_grad_by_freq):
@@ -111,8 +116,8 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     torch.onnx.export(
         module, (sample,), buffer, dynamo=False, opset_version=OPSET,
         training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
-        input_names=["input"], output_names=["predictions"],
-        dynamic_axes={"input": {0: "N"}, "predictions": {0: "N"}},
+        input_names=[INPUT_NAME], output_names=[OUTPUT_NAME],
+        dynamic_axes={INPUT_NAME: {0: "N"}, OUTPUT_NAME: {0: "N"}},
     )  # fmt: skip
     return onnx.load_from_string(buffer.getvalue())
 
@@ -120,7 +125,7 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
 def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     """The newer exporter may turn batch norm and dropout into inference form; `_check_complete` looks for that."""
     program = torch.onnx.export(
-        module, (sample,), dynamo=True, opset_version=OPSET, input_names=["input"], output_names=["predictions"],
+        module, (sample,), dynamo=True, opset_version=OPSET, input_names=[INPUT_NAME], output_names=[OUTPUT_NAME],
         dynamic_shapes=({0: torch.export.Dim("N", min=2)},), optimize=True, verbose=False,
     )  # fmt: skip
     return program.model_proto
@@ -150,7 +155,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), silence(1, 2):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -7,6 +7,7 @@ parameters are told from constants.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,9 @@ from model_export.errors import ExportError
 from model_export.graph import (
     Graph,
     attribute,
+    attributes,
     inputs_with_subgraphs,
+    module_of,
     needed_nodes,
     optional_input,
 )
@@ -24,6 +27,11 @@ from model_export.shapes import BATCHES, measure, symbolic_shape
 
 OLDEST_OPSET, NEWEST_OPSET = 18, 21
 INLINE_DOMAIN = "embrace.inline"
+# In front of every value of the source but its parameters: the names of our own values and of a graph's inputs and
+# outputs can then never be met.
+VALUE_PREFIX = "source:"
+RESERVED = {"input", "output", "labels", "seed", "loss", "predictions"}
+RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 SHAPE_SOURCES = {"Shape", "Size"}
 
 
@@ -37,7 +45,9 @@ def normalise(
     model = to_supported_opset(model)
     model = inline_functions(model, has_rule)
     opset = next(item.version for item in model.opset_import if item.domain == "")
-    _make_batch_dynamic(model)
+    _refuse_random(model)
+    make_batch_dynamic(model)
+    _avoid_runtime_quirks(model)
     initialisers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     data_inputs = [value.name for value in model.graph.input if value.name not in initialisers]
     if len(data_inputs) != 1 or len(model.graph.output) != 1:
@@ -68,7 +78,39 @@ def normalise(
     graph.nodes = needed_nodes(graph.nodes, [graph.output])
     _name_nodes(graph)
     _keep_used(graph)
+    _rename_values(graph)
     return graph
+
+
+def _refuse_random(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        if node.op_type in RANDOM:
+            raise ExportError(
+                f"node {node.name!r} (module {module_of(node)!r}) draws random numbers by {node.op_type}, which no "
+                "seed of a device reaches; of random layers only Dropout is supported"
+            )
+
+
+def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
+    """Write nodes so that every onnxruntime computes what PyTorch does."""
+    shapes = {item.name: list(item.dims) for item in model.graph.initializer}
+    for node in model.graph.node:
+        given = attributes(node)
+        if node.op_type == "AveragePool" and given.get("count_include_pad") and not any(given.get("pads", [])):
+            # Without padding the flag means nothing, but with ceil_mode some versions then count what hangs over.
+            _set_attributes(node, {**given, "count_include_pad": 0})
+        same = given.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER")
+        if node.op_type == "Conv" and same and set(given.get("strides", [1])) == {1}:
+            kernel = given.get("kernel_shape") or shapes.get(node.input[1], [0, 0])[2:]
+            spans = [(k - 1) * d for k, d in zip(kernel, given.get("dilations", [1] * len(kernel)), strict=True)]
+            less, more = [n // 2 for n in spans], [n - n // 2 for n in spans]
+            given["pads"] = [*less, *more] if given.pop("auto_pad") == "SAME_UPPER" else [*more, *less]
+            _set_attributes(node, given)  # with dilations onnxruntime refuses the automatic form
+
+
+def _set_attributes(node: NodeProto, values: dict[str, Any]) -> None:
+    del node.attribute[:]
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(values.items()))
 
 
 def to_supported_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -149,7 +191,7 @@ def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     return types
 
 
-def _make_batch_dynamic(model: onnx.ModelProto) -> None:
+def make_batch_dynamic(model: onnx.ModelProto) -> None:
     """Let dimension 0 of input and output vary; recorded shapes in between would contradict that."""
     initialisers = {item.name for item in model.graph.initializer}
     for value in [*model.graph.input, *model.graph.output]:
@@ -251,6 +293,37 @@ def _name_nodes(graph: Graph) -> None:
         if not node.name or node.name in seen:
             node.name = f"{node.name or node.op_type}_n{number}"
         seen.add(node.name)
+
+
+def _rename_values(graph: Graph) -> None:
+    known = graph.parameters()
+    for name in known:
+        if name in RESERVED or name.startswith(VALUE_PREFIX):
+            raise ExportError(f"a parameter must not be called {name!r}: that name is used by the graphs themselves")
+
+    def renamed(name: str) -> str:
+        return name if not name or name in known else f"{VALUE_PREFIX}{name}"
+
+    for node in graph.nodes:
+        _rename_node(node, renamed)
+    graph.input, graph.output = renamed(graph.input), renamed(graph.output)
+    graph.constants = {renamed(k): v for k, v in graph.constants.items()}
+    graph.shapes = {renamed(k): v for k, v in graph.shapes.items()}
+    graph.dtypes = {renamed(k): v for k, v in graph.dtypes.items()}
+    graph.batch_values = {renamed(k): v for k, v in graph.batch_values.items()}
+
+
+def _rename_node(node: NodeProto, renamed: Callable[[str], str]) -> None:
+    """In a node and in graphs inside it, whose own inputs and initialisers are renamed along."""
+    for names in (node.input, node.output):
+        for index, name in enumerate(names):
+            names[index] = renamed(name)
+    for item in node.attribute:
+        if item.type == onnx.AttributeProto.GRAPH:
+            for value in [*item.g.input, *item.g.output, *item.g.initializer]:
+                value.name = renamed(value.name)
+            for child in item.g.node:
+                _rename_node(child, renamed)
 
 
 def _keep_used(graph: Graph) -> None:

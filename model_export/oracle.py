@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from unittest import mock
@@ -67,12 +67,12 @@ class TorchOracle:
             state[name].copy_(torch.from_numpy(value))
 
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
-        """Normalisation with a small spread around 3: halfway between the kinks of ReLU and ReLU6."""
+        """Normalisation with a spread of 1 around 3: halfway between the kinks of ReLU and ReLU6."""
         space = self.manifest.space
         moved = vector.copy()
         for path, module in self.module.named_modules():
             if isinstance(module, NORMALISATIONS):
-                for name, value in ((f"{path}.weight", 0.3), (f"{path}.bias", 3.0)):
+                for name, value in ((f"{path}.weight", 1.0), (f"{path}.bias", 3.0)):
                     if (
                         name in {p.name for p in space}
                         and space.slice_of(name).start >= space.suffix(boundary.layer).start
@@ -89,10 +89,10 @@ class TorchOracle:
         torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole encoder layer would hide its tensors
         try:
             with torch.no_grad(), recorder, plain_operators():
-                self.module(torch.from_numpy(x))
+                result = self.module(torch.from_numpy(x)).numpy()
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-        return [_nearest(recorder.values, value) for value in found]
+        return [*_in_order(recorder.values, found[:-1]), result]
 
     def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray) -> StepResult:
         self._load(vector)
@@ -110,6 +110,7 @@ class TorchOracle:
         value = torch_loss(self.manifest.loss, predictions, torch.from_numpy(labels))
         value.backward()
         weights = dict(self.module.named_parameters())
+        _refuse_forgotten(weights, self.manifest)
         buffers = dict(self.module.named_buffers())
         gradients, statistics = {}, {}
         for parameter in (p for layer in trained for p in layer.parameters):
@@ -121,6 +122,14 @@ class TorchOracle:
                     np.zeros(parameter.shape, np.float32) if gradient is None else gradient.numpy().copy()
                 )
         return StepResult(value.item(), gradients, statistics)
+
+
+def _refuse_forgotten(weights: Mapping[str, torch.Tensor], manifest: Manifest) -> None:
+    """A trainable parameter that the bundle does not have would silently stay as it is."""
+    known = {p.name for p in manifest.space}
+    for name, parameter in weights.items():
+        if parameter.requires_grad and parameter.grad is not None and name not in known:
+            raise ExportError(f"the source model trains a parameter {name!r} that is not in the bundle")
 
 
 def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -221,10 +230,15 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _nearest(values: list[np.ndarray], found: np.ndarray) -> np.ndarray | None:
-    """The recorded tensor that a layer's output should be: same size, smallest difference."""
-    fitting = [value.reshape(found.shape) for value in values if value.size == found.size]
-    return min(fitting, key=lambda value: float(np.abs(value - found).max()), default=None)
+def _in_order(values: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
+    """For each layer's output the recorded tensor it should be: same size, smallest difference, not before the last."""
+    start = 0
+    for value in found:
+        fitting = [i for i in range(start, len(values)) if values[i].size == value.size]
+        gaps = {i: float(np.abs(values[i].reshape(value.shape) - value).max()) for i in fitting}
+        best = min(fitting, key=lambda i: gaps[i], default=None)
+        yield None if best is None else values[best].reshape(value.shape)
+        start = start if best is None else best
 
 
 def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:

@@ -10,12 +10,9 @@ The same input gives the same bytes, in every process.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -35,6 +32,7 @@ from model_export.ort_runner import (
     OrtTrainingStep,
     training_module,
 )
+from model_export.silence import silence
 
 LOSS_OUTPUT = "loss"
 NO_LABEL = -100  # a number that no label has
@@ -64,7 +62,7 @@ def write_artifacts(
     model.ir_version = min(model.ir_version, NEWEST_IR)
     _put_first(model, [*trainable, *statistics])
     _add_loss(model, loss)
-    with tempfile.TemporaryDirectory() as name, _silence():
+    with tempfile.TemporaryDirectory() as name, silence(2):
         made = Path(name)
         try:
             artifacts.generate_artifacts(
@@ -204,17 +202,3 @@ def _bytes(model: onnx.ModelProto) -> bytes:
     """With onnx 1.18 and later the package writes files that it cannot load, but for their version."""
     model.ir_version = min(model.ir_version, NEWEST_IR)
     return serialise(model)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """The package logs every step to file descriptor 2, from C++, whatever level is set."""
-    sys.stderr.flush()
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(nowhere)

@@ -41,7 +41,9 @@ def sample_input(shape: tuple[int, ...], dtype: str, vocabulary: int | None, bat
     """Random data of the model's input type."""
     rng = np.random.default_rng(seed)
     if np.dtype(dtype).kind in "iu":
-        return rng.integers(0, vocabulary or 2, (batch, *shape)).astype(dtype)
+        tokens = rng.integers(0, vocabulary or 2, (batch, *shape)).astype(dtype)
+        tokens.flat[0], tokens.flat[-1] = 0, (vocabulary or 2) - 1  # padding, if any, is usually the first id
+        return tokens
     if np.dtype(dtype).kind != "f":
         raise InputError(f"input dtype {dtype!r} is not supported; expected a float or an integer type")
     return rng.standard_normal((batch, *shape)).astype(dtype)

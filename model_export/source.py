@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, zoo_model
 
 DEFAULT_BATCH = 32
+MOST_ELEMENTS, MOST_BATCH = 1 << 28, 1 << 20  # of one sample, of one batch
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,11 @@ class ModelSource:
         if self.build is None:
             raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
         torch.manual_seed(self.origin.seed)
-        return self.build()
+        module = self.build()
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            with torch.no_grad():  # lazy modules take their sizes from the first input
+                module.eval()(torch.from_numpy(self.sample(2)))
+        return module
 
     def capture(self) -> Captured:
         if self.build is None:
@@ -68,6 +75,7 @@ def load_source(
     seed: int = 0,
 ) -> ModelSource:
     """Understand a reference as `embrace export` takes it."""
+    _check_ranges(input_shape, vocabulary, batch, seed)
     if reference.endswith(".onnx"):
         return _onnx_source(reference, input_shape, input_dtype, vocabulary, loss, batch)
     if ".py:" in reference:
@@ -94,6 +102,17 @@ def load_source(
         tiers=entry.tiers,
         build=entry.build,
     )
+
+
+def _check_ranges(shape: tuple[int, ...] | None, vocabulary: int | None, batch: int | None, seed: int) -> None:
+    if shape is not None and (min(shape, default=1) < 1 or math.prod(shape) > MOST_ELEMENTS):
+        raise InputError(f"input shape {shape}: expected positive sizes and at most {MOST_ELEMENTS:,} elements")
+    if vocabulary is not None and not 1 <= vocabulary < 2**31:
+        raise InputError(f"vocabulary {vocabulary}: expected the number of different tokens, between 1 and 2^31")
+    if batch is not None and not 1 <= batch <= MOST_BATCH:
+        raise InputError(f"batch {batch}: expected a number between 1 and {MOST_BATCH:,}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed {seed}: expected a number between 0 and 2^63")
 
 
 def reload_source(origin: Source, **known: Any) -> ModelSource:
@@ -142,13 +161,12 @@ def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} cannot be imported as a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))  # a model file may import its neighbours
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises
-        raise InputError(f"{path} cannot be imported: {_one_line(error)}") from error
-    finally:
-        sys.path.pop(0)
+    sys.modules[spec.name] = module  # where dataclasses look their module up
+    with _neighbours(path):
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # whatever the user's file raises
+            raise InputError(f"{path} cannot be imported: {_one_line(error)}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
         functions = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
@@ -156,8 +174,9 @@ def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
 
     def build() -> nn.Module:
         try:
-            built = factory()
-        except Exception as error:  # whatever the user's factory raises
+            with _neighbours(path):
+                built = factory()
+        except (Exception, SystemExit) as error:  # whatever the user's factory raises
             raise InputError(f"the factory {name} in {path} failed: {_one_line(error)}") from error
         if not isinstance(built, nn.Module):
             raise InputError(
@@ -168,7 +187,18 @@ def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
     return build
 
 
-def _one_line(error: Exception) -> str:
+@contextlib.contextmanager
+def _neighbours(path: Path) -> Iterator[None]:
+    """A model file may import the files beside it."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _one_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

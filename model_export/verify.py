@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.engine.portable import LayerForward, TrainingStep
-from federation.errors import BundleError
+from federation.errors import BundleError, InputError
 from federation.manifest import Boundary, Manifest, read_manifest
 from federation.weights import map_weights
 from model_export.bundle import check_files
@@ -21,9 +21,10 @@ from model_export.source import reload_source
 
 TOLERANCE = 1e-4
 BATCH = 4
+MOST_SAMPLES = 4096
 # Gradients that are zero in theory (a bias in front of batch norm) are noise in practice. A tensor whose gradient is
 # below NOISE times the largest of all must only be small: its differences are measured against FLOOR times the largest.
-NOISE, FLOOR = 1e-4, 1e-2
+NOISE, FLOOR = 1e-4, 0.1
 STATISTIC_FLOOR = 1e-3  # running means of centred values are zero in theory, too
 # A ReLU whose input lies within rounding of zero may switch between two correct programs, and a single switch changes
 # gradients by per cent. That is a matter of one input; a wrong rule is wrong for every input. So each tensor counts
@@ -46,7 +47,8 @@ class Comparison:
         """Take in the errors of one more input."""
         self.inputs += 1
         for key, error in errors.items():
-            self.tensors[key] = min(error, self.tensors.get(key, float("inf")))
+            known = error if np.isfinite(error) else float("inf")  # a NaN would compare as small
+            self.tensors[key] = min(known, self.tensors.get(key, float("inf")))
 
     def largest(self, kind: str | None = None) -> float:
         return max((e for (k, _), e in self.tensors.items() if kind in (None, k)), default=0.0)
@@ -66,6 +68,8 @@ def verify_bundle(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Comparison]:
     """Compare a bundle with its source: the layers first, then each boundary with each engine."""
+    if not 2 <= batch <= MOST_SAMPLES:
+        raise InputError(f"a batch of {batch} is out of range: between 2 and {MOST_SAMPLES} samples are compared")
     manifest = read_manifest(directory)
     broken = list(check_files(manifest, directory))
     if broken:
@@ -135,6 +139,9 @@ def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None) -> Or
         "input_shape": manifest.input.shape, "input_dtype": manifest.input.dtype, "vocabulary": manifest.vocabulary,
         "loss": manifest.loss, "batch": manifest.batch,
     }  # fmt: skip
+    path = Path(origin.reference.rpartition(":")[0] if origin.kind == "torch" else origin.reference)
+    if origin.kind != "zoo" and not path.is_file():
+        raise BundleError(f"the source {path} is not here; say where it is now with --source")
     source = reload_source(origin, **known)
     return OnnxOracle(source, manifest) if origin.kind == "onnx" else TorchOracle(source, manifest, vector)
 
@@ -239,7 +246,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray, floor: float = 1e-6)
 
 
 def _errors_by_differences(run: PortableRun, sample: _Sample, vector: np.ndarray) -> dict[tuple[str, str], float]:
-    """Without autograd: the slope of the loss along each gradient, by central differences.
+    """Without autograd: slopes of the loss along each gradient and in other directions, by central differences.
 
     In float32 that is good to a few per cent, so the error is divided by DIFFERENCE_SLACK before it is reported.
     """
@@ -248,13 +255,31 @@ def _errors_by_differences(run: PortableRun, sample: _Sample, vector: np.ndarray
     errors = {}
     for name, gradient in found.gradients.items():
         length = float(np.linalg.norm(gradient))
-        if length > FLOOR * largest:
-            slopes = [_slope(run, sample, vector, name, gradient / length, h) for h in (1e-2, 3e-3, 1e-3)]
-            errors["gradients", name] = min(abs(slope - length) for slope in slopes) / length / DIFFERENCE_SLACK
+        if length > SMALLEST_SLOPE * largest:
+            error = max(_slope_error(run, sample, vector, name, gradient, v) for v in (gradient, *_random(gradient)))
+            errors["gradients", name] = error / DIFFERENCE_SLACK
     return errors
 
 
+SMALLEST_SLOPE = 1e-2  # of the largest; below it differences in float32 say nothing
 DIFFERENCE_SLACK = 500.0  # 5 % by differences counts like 1e-4 against autograd
+
+
+def _random(gradient: np.ndarray) -> list[np.ndarray]:
+    """Directions in which an element of the gradient that is wrong shows: random signs, and all elements alike."""
+    rng = np.random.default_rng(gradient.size)
+    signs = np.where(rng.random(gradient.shape) < 0.5, -1.0, 1.0)
+    return [signs * np.abs(gradient), signs]
+
+
+def _slope_error(
+    run: PortableRun, sample: _Sample, vector: np.ndarray, name: str, gradient: np.ndarray, toward: np.ndarray
+) -> float:
+    """How far the measured slope is from what the gradient says, relative to the gradient's length."""
+    direction = (toward / np.linalg.norm(toward)).astype(np.float32)
+    expected = float(np.vdot(gradient, direction))
+    slopes = [_slope(run, sample, vector, name, direction, h) for h in (1e-2, 3e-3, 1e-3)]
+    return min(abs(slope - expected) for slope in slopes) / float(np.linalg.norm(gradient))
 
 
 def _slope(run: PortableRun, sample: _Sample, vector: np.ndarray, name: str, direction: np.ndarray, h: float) -> float:

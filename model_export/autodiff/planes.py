@@ -41,14 +41,16 @@ class PlanePlan:
 
 def forward_plan(window: Window) -> PlanePlan:
     """From the input to the output."""
-    tile = _tile(window.out, window.size, 2 if max(window.strides) > 1 else 4)
+    edge = 2 if max(window.strides) > 1 else 4
+    tile = _tile(window.out, window.size, (edge, edge))
     axes = [_forward_axis(window, axis, tile[axis], tile == window.out) for axis in (0, 1)]
     return _plan(window, _size(window.size), _size(window.out), tile, axes)
 
 
 def gradient_plan(window: Window) -> PlanePlan:
     """From the gradient of the output to that of the input."""
-    tile = _tile(window.size, window.out, 4)
+    # A tile of the input must span whole strides, so that every tile meets the output in the same way.
+    tile = _tile(window.size, window.out, _size(tuple(4 if 4 % s == 0 else s for s in window.strides)))
     axes = [_backward_axis(window, axis, tile[axis], tile == window.size) for axis in (0, 1)]
     return _plan(window, _size(window.out), _size(window.size), tile, axes)
 
@@ -57,9 +59,9 @@ def _size(values: tuple[int, ...]) -> Size:
     return values[0], values[1]
 
 
-def _tile(target: tuple[int, ...], source: tuple[int, ...], edge: int) -> Size:
-    """The whole image if it is small, else a square."""
-    return _size(target) if math.prod(target) <= SMALL and math.prod(source) <= SMALL else (edge, edge)
+def _tile(target: tuple[int, ...], source: tuple[int, ...], small: Size) -> Size:
+    """The whole image if there are few pixels, else a small tile."""
+    return _size(target) if math.prod(target) <= SMALL and math.prod(source) <= SMALL else small
 
 
 @dataclass(frozen=True)

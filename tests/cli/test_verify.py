@@ -106,7 +106,7 @@ def test_a_source_that_moved(embrace: Embrace, models: Path, tmp_path: Path) -> 
     moved = models.rename(tmp_path / "moved.py")
     gone = embrace("verify", bundle)
     assert gone.code == 2
-    assert f"no such file: {models}" in gone.error
+    assert f"the source {models} is not here; say where it is now with --source" in gone.error
     assert embrace("verify", bundle, "--source", f"{moved}:good").code == 0
     other = embrace("verify", bundle, "--source", f"{moved}:other")
     assert other.code == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -15,6 +17,7 @@ from federation.errors import InputError
 from federation.weights import map_weights
 from model_export.bundle import export_bundle
 from model_export.errors import ExportError
+from model_export.onnx_oracle import OnnxOracle
 from model_export.source import load_source
 from model_export.verify import TOLERANCE, verify_bundle
 
@@ -108,3 +111,62 @@ def test_an_open_input_size_must_be_said(tmp_path):
     with pytest.raises(InputError, match="--input 3,32,32"):
         load_source(str(path))
     assert load_source(str(path), input_shape=(1, 8, 8)).input_shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["v0", "v.const0", "input", "labels", "loss", "predictions", "output", "w.grad"])
+def test_values_of_a_file_may_have_any_name(tmp_path, name):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], [name]),
+        helper.make_node("Relu", [name], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "u"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((4, 5)), "u": rng.standard_normal((5, 3))}
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(array.astype(np.float32), key) for key, array in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, str(tmp_path / "names.onnx"))
+    export_bundle(load_source(str(tmp_path / "names.onnx")), tmp_path / "bundle")
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle")) < TOLERANCE
+
+
+def test_a_file_with_a_fixed_batch_is_verified_at_other_batches(tmp_path):
+    path = write_inference_model(tmp_path / "net.onnx", network(), batch=None)
+    export_bundle(load_source(str(path)), tmp_path / "bundle")
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle", batch=5)) < TOLERANCE
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime.training") is None, reason="the oracle of gradients")
+def test_a_wrong_gradient_of_an_onnx_source_is_found(tmp_path, monkeypatch):
+    path = write_inference_model(tmp_path / "net.onnx", network())
+    export_bundle(load_source(str(path)), tmp_path / "bundle")
+    true_run = TrainingStep.run
+
+    def half_of_a_gradient(self, *args):
+        loss = true_run(self, *args)
+        self.gradients[: self.gradients.size // 2] = 0.0
+        return loss
+
+    monkeypatch.setattr(TrainingStep, "run", half_of_a_gradient)
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle")) > TOLERANCE
+
+
+@pytest.mark.parametrize("factor", [1.2, -1.0])
+def test_without_an_oracle_of_gradients_slopes_tell(tmp_path, monkeypatch, factor):
+    path = write_inference_model(tmp_path / "net.onnx", network())
+    export_bundle(load_source(str(path)), tmp_path / "bundle")
+    monkeypatch.setattr(OnnxOracle, "_has_training", False)
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle")) < TOLERANCE
+    true_run = TrainingStep.run
+
+    def wrong_length(self, *args):
+        loss = true_run(self, *args)
+        self.gradients *= np.float32(factor)
+        return loss
+
+    monkeypatch.setattr(TrainingStep, "run", wrong_length)
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle")) > TOLERANCE

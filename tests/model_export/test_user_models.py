@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from edge_runtime.engine.portable import TrainingStep
+from federation.weights import map_weights
 from model_export.bundle import export_bundle
 from model_export.capture import capture_torch
 from model_export.errors import ExportError
@@ -35,6 +38,52 @@ def test_a_model_agrees_with_pytorch_at_every_boundary(name, tmp_path):
     assert not [result for result in results if result.skipped]
     worst = max(results, key=lambda result: result.largest())
     assert worst.largest() < TOLERANCE, (worst.boundary, worst.worst)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4, 5, (2, 3)])
+def test_depthwise_convolutions_of_any_stride_on_a_larger_image(stride, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        f"    depthwise = nn.Conv2d(6, 6, 3, {stride}, 1, groups=6)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 6, 1), nn.SiLU(), depthwise, nn.Flatten(1), nn.LazyLinear(4))\n"
+    )
+    export_bundle(load_source(f"{path}:build", input_shape=(3, 20, 24)), tmp_path / "bundle")
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle")) < TOLERANCE
+
+
+def test_the_padding_row_of_an_embedding_is_not_trained(tmp_path):
+    source = load_source(f"{MODELS}:Encoder", **CASES["Encoder"])
+    manifest = export_bundle(source, tmp_path / "bundle")
+    step = TrainingStep(tmp_path / "bundle" / manifest.boundary("strong").train.name, manifest.space, 0)
+    step.parameters[:] = map_weights(tmp_path / "bundle" / "weights.safetensors", manifest.space)
+    step.run(np.array([[0, 1, 2, 3, 0, 0, 0]] * 2), np.array([0, 1]), seed=3)
+    gradient = manifest.space.views(step.gradients)["embedding.weight"]
+    assert not gradient[0].any() and gradient[1].any() and not gradient[4].any()
+
+
+def test_a_single_value_per_channel_leaves_statistics_finite(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))\n"
+    )
+    manifest = export_bundle(load_source(f"{path}:build", input_shape=(3,)), tmp_path / "bundle")
+    step = TrainingStep(tmp_path / "bundle" / manifest.boundaries[0].train.name, manifest.space, 0)
+    step.run(np.ones((1, 3), np.float32), np.array([1]))
+    assert np.isfinite(step.gradients).all()
+
+
+def test_random_layers_other_than_dropout_are_refused_by_name(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Noisy(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.dense = nn.Linear(3, 3)\n"
+        "    def forward(self, x):\n        return self.dense(x + torch.randn_like(x))\n"
+    )
+    with pytest.raises(ExportError, match="draws random numbers by RandomNormalLike"):
+        export_bundle(load_source(f"{path}:Noisy", input_shape=(3,)), tmp_path / "bundle")
 
 
 def test_every_trained_parameter_is_in_the_bundle(tmp_path):

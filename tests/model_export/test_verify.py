@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from federation.errors import BundleError
 from model_export.bundle import Choices, export_bundle
 from model_export.source import load_source
-from model_export.verify import TOLERANCE, relative_error, verify_bundle
+from model_export.verify import TOLERANCE, Comparison, relative_error, verify_bundle
 from model_export.zoo import ZOO
 
 HAS_ORT_TRAINING = importlib.util.find_spec("onnxruntime.training") is not None
@@ -123,3 +123,20 @@ def test_relative_error_counts_nan_and_wrong_shapes_as_infinite():
     assert relative_error(good, good) == 0.0
     assert relative_error(np.array([1.0, np.nan, 1.0]), good) == np.inf
     assert relative_error(np.ones(2), good) == np.inf
+
+
+def test_an_error_that_is_not_a_number_is_the_largest():
+    result = Comparison("b", "portable")
+    result.add({("loss", "loss"): float("nan"), ("gradients", "w"): 1e-7})
+    assert result.largest() == np.inf and result.worst == "loss"
+
+
+def test_a_wrong_last_layer_is_found(digits, tmp_path):
+    """Its output has the size of many tensors; only the module's own output counts."""
+
+    def add_softmax(model):
+        model.graph.node[-1].output[0] = "scores"
+        model.graph.node.append(onnx.helper.make_node("Softmax", ["scores"], ["output"]))
+
+    bad = damaged_copy(digits, tmp_path / "bad", "forward.04-classifier.onnx", add_softmax)
+    assert verify_bundle(bad)[0].largest("layers") > 0.1

@@ -19,7 +19,7 @@ from model_export.autodiff.planes import (
 from model_export.autodiff.registry import Gradients, lowering, rule
 from model_export.autodiff.rules.convolution import Window
 from model_export.autodiff.rules.elementwise import Upstream
-from model_export.autodiff.rules.normalisation import EPSILON, blend_statistics, training_statistics
+from model_export.autodiff.rules.normalisation import EPSILON, blend_statistics, training_statistics, unbiasing
 from model_export.autodiff.tiles import Size, pick, places_in, tap_pixels
 from model_export.graph import attribute, optional_input
 
@@ -171,8 +171,8 @@ def batch_norm_forward(context: Context, node: NodeProto) -> None:
     y, batch_mean, batch_variance = training_statistics(context, run, node.input[1:], epsilon, f"{node.output[0]}.run")
     context.ops("Reshape", [node.output[0]], y, np.array([channels, int(context.shape(x)[1] or 0), -1], np.int64))
     count = context.count(x, (1, 2))
-    unbias = context.op("Div", count, context.op("Sub", count, 1.0))
-    blend_statistics(context, node, (mean, batch_mean), (variance, context.op("Mul", batch_variance, unbias)))
+    unbiased = context.op("Mul", batch_variance, unbiasing(context, count))
+    blend_statistics(context, node, (mean, batch_mean), (variance, unbiased))
     inverse = context.op("Reciprocal", context.op("Sqrt", context.op("Add", batch_variance, epsilon)))
     context.saved[node.output[0]] = (batch_mean, inverse, count)
 

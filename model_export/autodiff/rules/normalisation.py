@@ -22,7 +22,7 @@ def batch_norm_forward(context: Context, node: NodeProto) -> None:
     epsilon = float(attribute(node, "epsilon", EPSILON))
     _, batch_mean, batch_variance = training_statistics(context, x, node.input[1:], epsilon, node.output[0])
     count = context.count(x, [0, *range(2, context.rank(x))])
-    unbias = context.op("Div", count, context.op("Sub", count, 1.0))
+    unbias = unbiasing(context, count)
     blend_statistics(context, node, (mean, batch_mean), (variance, context.op("Mul", batch_variance, unbias)))
     context.saved[node.output[0]] = (batch_mean, batch_variance, count, epsilon)
 
@@ -43,6 +43,11 @@ def training_statistics(
         x, scale, bias, *scratch, training_mode=1, momentum=0.0, epsilon=epsilon,
     )  # fmt: skip
     return outputs[0], outputs[1], outputs[2]
+
+
+def unbiasing(context: Context, count: str | float) -> str:
+    """n / (n - 1); a single value per channel has no variance, and must not make it NaN."""
+    return context.op("Div", count, context.op("Max", context.op("Sub", count, 1.0), 1.0))
 
 
 def blend_statistics(context: Context, node: NodeProto, *pairs: tuple[str, str]) -> None:

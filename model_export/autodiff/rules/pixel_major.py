@@ -11,7 +11,7 @@ from model_export.autodiff.engine import FLOAT, Context
 from model_export.autodiff.registry import Gradients, lowering, rule
 from model_export.autodiff.rules.activation import STEEP
 from model_export.autodiff.rules.elementwise import Upstream
-from model_export.autodiff.rules.normalisation import EPSILON, blend_statistics
+from model_export.autodiff.rules.normalisation import EPSILON, blend_statistics, unbiasing
 from model_export.autodiff.tiles import (
     Size,
     forward_plan,
@@ -238,7 +238,7 @@ def batch_norm_forward(context: Context, node: NodeProto) -> None:
     slope = context.op("Mul", scale, inverse)
     scaled = context.op("Mul", centred, _per_row(context, slope, x))
     context.ops("Add", [node.output[0]], scaled, _per_row(context, bias, x))
-    unbiased = context.op("Div", squares, context.op("Sub", count, 1.0))
+    unbiased = context.op("Mul", batch_variance, unbiasing(context, count))
     blend_statistics(context, node, (mean, batch_mean), (variance, unbiased))
     context.saved[node.output[0]] = (centred, inverse, slope, count)
 
