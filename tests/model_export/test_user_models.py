@@ -28,6 +28,7 @@ CASES = {
     "shuffled": {"input_shape": (3, 12, 12)},
     "signal": {"input_shape": (2, 16)},
     "UsedTwice": {"input_shape": (2, 9, 9)},
+    "OtherExporter": {"input_shape": (9, 6)},
 }
 
 
@@ -86,10 +87,11 @@ def test_random_layers_other_than_dropout_are_refused_by_name(tmp_path):
         export_bundle(load_source(f"{path}:Noisy", input_shape=(3,)), tmp_path / "bundle")
 
 
-def test_every_trained_parameter_is_in_the_bundle(tmp_path):
-    manifest = export_bundle(load_source(f"{MODELS}:Recurrent", input_shape=(9, 6)), tmp_path / "bundle")
-    module = load_source(f"{MODELS}:Recurrent", input_shape=(9, 6)).module()
-    assert {p.name for p in manifest.space} == {name for name, _ in module.named_parameters()}
+@pytest.mark.parametrize("name", ["Recurrent", "OtherExporter"])
+def test_every_trained_parameter_is_in_the_bundle(name, tmp_path):
+    source = load_source(f"{MODELS}:{name}", input_shape=(9, 6))
+    manifest = export_bundle(source, tmp_path / "bundle")
+    assert {p.name for p in manifest.space} == {parameter for parameter, _ in source.module().named_parameters()}
 
 
 def test_frozen_and_unused_parameters_are_not_trained():

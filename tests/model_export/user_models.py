@@ -110,3 +110,15 @@ class UsedTwice(nn.Module):
         for _ in range(2):
             x = torch.relu(self.norm(self.conv(x)))
         return self.head(x.mean((2, 3)))
+
+
+class OtherExporter(nn.Module):
+    """The first exporter does not know Threshold; the second must not fold the recurrent weights away."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.norm, self.head = nn.LSTM(6, 8, batch_first=True), nn.GroupNorm(2, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        sequence, _ = self.recurrent(x)
+        return self.head(F.threshold(self.norm(sequence[:, -1]), 0.1, 0.0))
