@@ -123,7 +123,7 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
 
 
 def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
-    """The newer exporter. Its optimiser folds weights into constants, so it stays off; `_check_complete` looks for more."""
+    """Its optimiser folds weights into constants, so it stays off; `_check_complete` looks for other losses."""
     program = torch.onnx.export(
         module, (sample,), dynamo=True, opset_version=OPSET, input_names=[INPUT_NAME], output_names=[OUTPUT_NAME],
         dynamic_shapes=({0: torch.export.Dim("N", min=2)},), optimize=False, verbose=False,
