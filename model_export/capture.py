@@ -137,15 +137,12 @@ def _check_complete(module: nn.Module, model: onnx.ModelProto, trainable: list[s
     lost = [name for name in trainable if name not in kept]
     if lost:
         raise ExportError(f"the exporter turned parameter {lost[0]!r} into something else")
-    operators = [node.op_type for node in model.graph.node]
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules()) and (
-        "Dropout" not in operators
-    ):
-        raise ExportError("the exporter dropped the model's dropout layers")
-    norms = [n for n in model.graph.node if n.op_type == "BatchNormalization"]
-    wanted = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
-    if wanted and not norms:
-        raise ExportError("the exporter wrote out batch norm as something else")
+    operators = {node.op_type for node in model.graph.node}
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and "Dropout" not in operators:
+            raise ExportError("the exporter dropped the model's dropout layers")
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and "BatchNormalization" not in operators:
+            raise ExportError("the exporter wrote out batch norm as something else")
 
 
 @contextlib.contextmanager

@@ -158,7 +158,8 @@ def seeded_dropout(seed: int, skip: int, count: int = 0) -> Iterator[None]:
         number = next(numbers)
         if number < skip:
             return input
-        return input * torch.from_numpy(reference_mask(seed, number, tuple(input.shape), p))
+        rate = float(np.float32(p))  # as an ONNX file holds it
+        return input * torch.from_numpy(reference_mask(seed, number, tuple(input.shape), rate))
 
     with mock.patch.object(F, "dropout", dropout), mock.patch.object(torch, "dropout", dropout):
         yield

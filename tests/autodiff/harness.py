@@ -1,15 +1,14 @@
 """Gradients of exported graphs, run by onnxruntime, against those of PyTorch's autograd.
 
-`check_operator` looks at one operator: the loss is sum(y * r) for a fixed random r, float inputs are trained.
-`check_module` looks at a whole export of a PyTorch module. Both measure shapes at two batch sizes, as the
-exporter does, and compare at a third, so that a batch size baked into a graph shows.
+`check_operator` looks at one operator: the loss is sum(y * r) for a fixed random r, float inputs are trained. Shapes
+are measured at two batch sizes, as the exporter does, and gradients compared at a third, so that a batch size baked
+into a graph shows. Whole modules: module_harness.py.
 
 Errors are measured as the largest difference, relative to the largest magnitude of the reference.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,23 +19,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import torch.nn.functional as F
 from onnx import NodeProto, helper, numpy_helper
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge_runtime.engine.portable import open_session
-from federation.manifest import Loss
 from model_export.autodiff import engine
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
-from model_export.autodiff.registry import Rule, find_rule, has_rule
-from model_export.autodiff.rules.dropout import SEED_INPUT, reference_mask
-from model_export.capture import capture_torch
-from model_export.graph import Emitter, Graph, Shape, make_model, needed_nodes, serialise, tensor_info
-from model_export.layers import LayerGraph, split_layers
-from model_export.normalise import normalise
-from model_export.oracle import torch_loss
+from model_export.autodiff.registry import Rule, find_rule
+from model_export.graph import Emitter, Shape, make_model, serialise, tensor_info
 from model_export.shapes import BATCHES, run_everything, symbolic_shape
-from model_export.training import inference_graph, training_graph
 
 Arrays = dict[str, np.ndarray]
 # Random data of a given shape, of the kind an operator can take.
@@ -251,179 +242,3 @@ def check_nodes(
         assert_close(found, {name: value.detach().numpy() for name, value in expected.items()}, f"outputs of {title}")
         wanted = {f"{name}.grad": gradients[f"{name}.grad"] for name in chosen}
         assert_close(found, wanted, f"gradients of {title}", largest(gradients))
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A module as the exporter sees it."""
-
-    graph: Graph
-    layers: list[LayerGraph]
-    train: onnx.ModelProto
-
-
-def sampler(sample: Tensor) -> Callable[[int], np.ndarray]:
-    """Inputs like `sample` for any batch size."""
-
-    def draw(batch: int) -> np.ndarray:
-        rng = np.random.default_rng(batch)
-        shape = (batch, *sample.shape[1:])
-        if sample.is_floating_point():
-            return normal(rng, shape)
-        return rng.integers(0, int(sample.max()) + 1, shape)
-
-    return draw
-
-
-def export(
-    module: nn.Module, sample: Tensor, loss: Loss, *, boundary: int = 0, last_steps: int | None = None
-) -> Exported:
-    """The training graph of a copy of a module from a layer on."""
-    captured = capture_torch(copy.deepcopy(module), sample)
-    graph = normalise(captured.model, captured.trainable, sampler(sample), has_rule)
-    graph.fixed_rows = captured.fixed_rows
-    layers = split_layers(graph)
-    with journal():
-        return Exported(graph, layers, training_graph(graph, layers[boundary:], loss, last_steps))
-
-
-@dataclass(frozen=True)
-class Step:
-    """A training graph, what it reads, and what PyTorch says it should give."""
-
-    exported: Exported
-    feed: Arrays
-    expected: Arrays
-
-    def check(self, found: Mapping[str, np.ndarray]) -> None:
-        """Loss, predictions, all gradients, and each new statistic on its own scale."""
-        gradients = {name: value for name, value in self.expected.items() if name.endswith(".grad")}
-        assert_close(found, gradients, "gradients")
-        for name in self.expected.keys() - gradients.keys():
-            assert_close(found, {name: self.expected[name]}, name)
-
-
-def prepare_step(
-    module: nn.Module,
-    sample: Tensor,
-    loss: Loss | None = None,
-    *,
-    batch: int = RUN_BATCH,
-    boundary: int = 0,
-    seed: int = 7,
-) -> Step:
-    """Export a module and take one training step with PyTorch in eager mode."""
-    loss = loss or Loss("mse")
-    exported = export(module, sample, loss, boundary=boundary)
-    graph, layers = exported.graph, exported.layers
-    x = sampler(sample)(batch)
-    state = graph.parameters()
-    expected, labels = eager_step(module, state, x, loss, layers, boundary, seed)
-    feed = {
-        **state,
-        "input": forward(graph, layers[:boundary], x),
-        "labels": labels,
-        "seed": np.array(seed, np.int64),
-    }
-    wanted = {value.name for value in exported.train.graph.input}
-    return Step(exported, {name: value for name, value in feed.items() if name in wanted}, expected)
-
-
-def check_module(
-    module: nn.Module,
-    sample: Tensor,
-    loss: Loss | None = None,
-    *,
-    batch: int = RUN_BATCH,
-    boundary: int = 0,
-    seed: int = 7,
-) -> Exported:
-    """A module's training graph against the module in training mode: loss, gradients, new statistics."""
-    step = prepare_step(module, sample, loss, batch=batch, boundary=boundary, seed=seed)
-    step.check(run(step.exported.train, step.feed))
-    return step.exported
-
-
-def eager_step(
-    module: nn.Module,
-    state: Mapping[str, np.ndarray],
-    x: np.ndarray,
-    loss: Loss,
-    layers: Sequence[LayerGraph],
-    boundary: int,
-    seed: int,
-) -> tuple[Arrays, np.ndarray]:
-    """(what the training graph should give, labels), from PyTorch; frozen layers work as in inference."""
-    module = copy.deepcopy(module).train()
-    known = module.state_dict()
-    values = {name: torch.from_numpy(state[name].copy()) for name in state if name in known}
-    module.load_state_dict(values, strict=False)
-    for layer in layers[:boundary]:
-        for parameter in layer.parameters:
-            if parameter.kind == "statistic":
-                module.get_submodule(parameter.name.rpartition(".")[0]).eval()
-    frozen = sum(node.op_type == "Dropout" for layer in layers[:boundary] for node in layer.nodes)
-    with seeded_dropout(seed, frozen):
-        predictions = module(torch.from_numpy(x))
-    labels = random_labels(loss, tuple(predictions.shape))
-    value = torch_loss(loss, predictions, torch.from_numpy(labels))
-    value.backward()
-    result = {"loss": value.detach().numpy(), "predictions": predictions.detach().numpy()}
-    weights, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    for parameter in (p for layer in layers[boundary:] for p in layer.parameters):
-        if parameter.kind == "statistic":
-            result[f"{parameter.name}.new"] = buffers[parameter.name].numpy()
-        else:
-            slope = weights[parameter.name].grad
-            zeros = np.zeros(parameter.shape, np.float32)
-            result[f"{parameter.name}.grad"] = zeros if slope is None else slope.numpy()
-    return result, labels
-
-
-@contextmanager
-def seeded_dropout(seed: int, frozen: int = 0) -> Iterator[None]:
-    """Let eager dropout use the masks of a seed; the first `frozen` dropouts of the model do nothing."""
-    count = 0
-
-    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        nonlocal count
-        number, count = count, count + 1
-        if number < frozen:
-            return x
-        rate = float(np.float32(p))  # as an ONNX file holds it
-        return x * torch.from_numpy(reference_mask(seed, number, tuple(x.shape), rate))
-
-    with mock.patch.object(F, "dropout", dropout):
-        yield
-
-
-def forward(graph: Graph, layers: Sequence[LayerGraph], x: np.ndarray) -> np.ndarray:
-    """The frozen layers, one after the other."""
-    for layer in layers:
-        x = run(inference_graph(graph, layer, None), {"input": x})["output"]
-    return x
-
-
-def random_labels(loss: Loss, shape: tuple[int, ...]) -> np.ndarray:
-    """Labels that fit predictions of a shape."""
-    rng = np.random.default_rng(3)
-    if loss.name == "cross_entropy":
-        return rng.integers(0, shape[1], (shape[0], *shape[2:]))
-    if loss.name == "bce_with_logits":
-        return rng.integers(0, 2, shape).astype(np.float32)
-    return normal(rng, shape)
-
-
-def gradient_nodes(model: onnx.ModelProto) -> list[NodeProto]:
-    """The backward part of a training graph."""
-    return [node for node in model.graph.node if node.name.startswith("backward")]
-
-
-def is_free_of_dead_nodes(model: onnx.ModelProto) -> bool:
-    nodes = list(model.graph.node)
-    return len(needed_nodes(nodes, [value.name for value in model.graph.output])) == len(nodes)
-
-
-def seed_input(model: onnx.ModelProto) -> bool:
-    """Whether a training graph asks for a seed."""
-    return SEED_INPUT in {value.name for value in model.graph.input}

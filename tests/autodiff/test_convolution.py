@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from model_export.errors import ExportError
 from model_export.graph import Shape
 from tests.autodiff.drawing import examples
-from tests.autodiff.harness import check_module, check_operator, operator
+from tests.autodiff.harness import check_operator, operator
+from tests.autodiff.module_harness import check_module
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -15,17 +15,8 @@ from model_export.autodiff.engine import Context, write_backward, write_forward
 from model_export.autodiff.rules.dropout import SEED_INPUT, reference_mask
 from model_export.graph import Emitter, Shape, make_model, tensor_info
 from tests.autodiff.drawing import examples, shapes
-from tests.autodiff.harness import (
-    OPSET,
-    Arrays,
-    check_module,
-    export,
-    journal,
-    normal,
-    operator,
-    run,
-    seed_input,
-)
+from tests.autodiff.harness import OPSET, Arrays, journal, normal, operator, run
+from tests.autodiff.module_harness import check_module, export, seed_input
 
 seeds = st.sampled_from([0, 1, 7, 2**31 - 1, 2**31, 2**32 + 5, 2**63 - 1, -1, -(2**40)]) | st.integers(0, 2**31)
 rates = st.sampled_from([0.1, 0.25, 0.5, 0.9]).map(lambda rate: float(np.float32(rate)))  # as a file holds them

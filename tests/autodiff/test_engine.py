@@ -26,19 +26,13 @@ from model_export.layers import split_layers
 from model_export.normalise import normalise
 from model_export.training import training_graph
 from tests.autodiff.drawing import distinct, off
-from tests.autodiff.harness import (
-    RUN_BATCH,
-    Fill,
-    assert_close,
+from tests.autodiff.harness import RUN_BATCH, Fill, assert_close, journal, normal, operator, run
+from tests.autodiff.module_harness import (
     check_module,
     export,
     gradient_nodes,
     is_free_of_dead_nodes,
-    journal,
-    normal,
-    operator,
     random_labels,
-    run,
     sampler,
 )
 

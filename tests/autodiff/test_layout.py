@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from federation.manifest import Loss
 from tests.autodiff.drawing import examples
-from tests.autodiff.harness import check_module, operator
+from tests.autodiff.harness import operator
+from tests.autodiff.module_harness import check_module
 
 
 class Block(nn.Module):

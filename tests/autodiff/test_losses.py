@@ -13,8 +13,10 @@ from model_export.autodiff.engine import Context
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.errors import ExportError
 from model_export.graph import Emitter, Shape, make_model, tensor_info
+from model_export.oracle import torch_loss
 from tests.autodiff.drawing import examples
-from tests.autodiff.harness import OPSET, Arrays, assert_close, normal, random_labels, run, torch_loss
+from tests.autodiff.harness import OPSET, Arrays, assert_close, normal, run
+from tests.autodiff.module_harness import random_labels
 
 images = st.lists(st.integers(1, 3), max_size=2)
 smoothings = st.sampled_from([0.0, 0.1, 0.5])

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from federation.manifest import Loss
 from tests.autodiff.drawing import examples, positive
-from tests.autodiff.harness import Fixed, check_module, check_operator, export, normal, operator, run
+from tests.autodiff.harness import Fixed, check_operator, normal, operator, run
+from tests.autodiff.module_harness import check_module, export
 
 sizes = st.integers(1, 4)
 images = st.lists(st.integers(1, 4), max_size=3)

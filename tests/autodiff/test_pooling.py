@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.autodiff.drawing import distinct, examples, few, ints
-from tests.autodiff.harness import check_module, check_operator, of, operator
+from tests.autodiff.harness import check_operator, of, operator
+from tests.autodiff.module_harness import check_module
 
 MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

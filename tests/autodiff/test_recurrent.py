@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from model_export.errors import ExportError
 from tests.autodiff.drawing import examples
-from tests.autodiff.harness import Input, check_module, check_operator, of, operator
+from tests.autodiff.harness import Input, check_operator, of, operator
+from tests.autodiff.module_harness import check_module
 
 States = tuple[Tensor, ...]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from federation.manifest import Loss
 from model_export.graph import serialise
-from tests.autodiff.harness import Step, prepare_step
+from tests.autodiff.module_harness import Step, prepare_step
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK_PYTHON = Path(os.environ.get("EMBRACE_STOCK_PYTHON", ROOT / ".venv-stock" / "bin" / "python"))
