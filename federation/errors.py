@@ -2,7 +2,14 @@
 
     EmbraceError            500, exit 1   something went wrong that this project can name
     ├── InputError          400, exit 2   the caller asked for something that cannot be done as asked
-    │   └── BundleError     400, exit 2   ... because the bundle cannot be read or contradicts itself
+    │   ├── BundleError     400, exit 2   ... because the bundle cannot be read or contradicts itself
+    │   └── DataError       400, exit 2   ... because the local data does not fit the model
+    │       ├── EmptyData                 ... there is none
+    │       └── SingleClass               ... all of it has one label
+    ├── TaskFailed          500, exit 1   a device could not finish its task
+    │   ├── NonFiniteLoss                 ... the loss or the parameters stopped being numbers
+    │   ├── OutOfMemory                   ... the boundary does not fit this device's memory
+    │   └── DiskFull                      ... there is no room for stored activations or state
     ├── VerificationError   500, exit 1   a result differs from the reference it was compared with
     └── MissingPackage      501, exit 3   this installation lacks an optional package
 
@@ -31,6 +38,48 @@ class InputError(EmbraceError):
 
 class BundleError(InputError):
     """A bundle that cannot be read, is incomplete, or whose parts do not belong together."""
+
+
+class DataError(InputError):
+    """Local data that cannot be read or does not fit the model."""
+
+    reason: ClassVar[str] = "data"
+
+
+class EmptyData(DataError):
+    """A data set without a single sample."""
+
+    reason = "empty_data"
+
+
+class SingleClass(DataError):
+    """A data set whose labels are all the same."""
+
+    reason = "single_class"
+
+
+class TaskFailed(EmbraceError):
+    """A device could not finish its task; `reason` is what its report says."""
+
+    reason: ClassVar[str] = "failed"
+
+
+class NonFiniteLoss(TaskFailed):
+    """Training diverged."""
+
+    reason = "non_finite_loss"
+
+
+class OutOfMemory(TaskFailed):
+    """Less memory than the boundary needs."""
+
+    reason = "out_of_memory"
+
+
+class DiskFull(TaskFailed):
+    """Less disk than the task needs."""
+
+    reason = "disk_full"
 
 
 class VerificationError(EmbraceError):
