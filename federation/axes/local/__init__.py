@@ -1,0 +1,41 @@
+"""What a local step is: rules that change the direction of SGD, chained, in numpy.
+
+    rule              the direction of a step              keeps
+
+    WeightDecay       g + factor·x                         nothing
+    Proximal          g + μ(x − x_0), FedProx              x_0
+    ControlVariate    g + c − c_i, SCAFFOLD and VRL-SGD    nothing
+    Momentum          v ← factor·v + g                     v, its state
+    ServerMomentum    g + β·m_r, DOMO-S; or DOMO's move    nothing
+                      before the first step
+
+No rule at all is plain SGD. The order counts: rules apply from left to right, so weight decay before momentum is
+PyTorch's SGD.
+"""
+
+from federation.axes.local.chain import BLOCK, LocalStep, check_rules, runs
+from federation.axes.local.control_variate import ControlVariate
+from federation.axes.local.momentum import Momentum
+from federation.axes.local.names import decode_rules, encode_rules, parse_rule
+from federation.axes.local.proximal import Proximal
+from federation.axes.local.rule import LocalRule, Running, Start
+from federation.axes.local.server_momentum import ServerMomentum
+from federation.axes.local.weight_decay import WeightDecay
+
+__all__ = [
+    "BLOCK",
+    "ControlVariate",
+    "LocalRule",
+    "LocalStep",
+    "Momentum",
+    "Proximal",
+    "Running",
+    "ServerMomentum",
+    "Start",
+    "WeightDecay",
+    "check_rules",
+    "decode_rules",
+    "encode_rules",
+    "parse_rule",
+    "runs",
+]

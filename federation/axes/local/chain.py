@@ -1,0 +1,131 @@
+"""One local step: every rule in turn, then x ← x − rate·g, block by block.
+
+The arithmetic is cheap and memory is slow: a vector of a few million elements fits no cache, and every numpy
+operation over the whole of it fetches it again. So all rules are applied to one block before the next is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from federation.axes.local.rule import LocalRule, Start, check_constant
+from federation.axes.local.server_momentum import ServerMomentum
+from federation.errors import InputError
+from federation.space import ParameterSpace, Vector
+
+BLOCK = 32768  # elements: x, g, scratch and one buffer of it are 512 kB, a common second-level cache
+
+
+class LocalStep:
+    """The chained rules at work on one task.
+
+    `weights` and `statistics` are the runs of the suffix that hold trained weights and statistics; rules see and move
+    weights only. `start.x` is moved in place, and so is the gradient that a step is given.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[LocalRule],
+        start: Start,
+        weights: Sequence[slice],
+        statistics: Sequence[slice],
+        *,
+        block: int = BLOCK,
+    ) -> None:
+        check_rules(rules)
+        rest = _rest(weights, statistics, start.x.size)
+        if block < 1:
+            raise InputError(f"block: expected at least 1 element, got {block}")
+        self.x = start.x
+        self.rates = 0.0  # sum over the steps run so far
+        self._received = start.x.copy()
+        self._rules = [rule.begin(start) for rule in rules]
+        for run in rest:  # a rule that moved x does not know which elements are weights
+            self.x[run] = self._received[run]
+        self._weights = tuple(weights)
+        self._statistics = tuple(statistics)
+        scratch = np.empty(min(block, max((run.stop - run.start for run in weights), default=0)), np.float32)
+        self._blocks = [(at, self.x[at], scratch[: at.stop - at.start]) for at in _blocks(weights, block)]
+
+    def step(self, gradients: Vector, rate: float) -> None:
+        """One step. `gradients` holds gradients of the weights, which are changed, and new values of the statistics."""
+        if gradients.shape != self.x.shape or gradients.dtype != np.float32:
+            raise InputError(f"gradients: expected float32 {self.x.shape}, got {gradients.dtype} {gradients.shape}")
+        check_constant("rate", rate)
+        with np.errstate(over="ignore", invalid="ignore"):  # who watches the loss sees divergence, and says so once
+            for at, x, scratch in self._blocks:
+                g = gradients[at]
+                for rule in self._rules:
+                    rule.direct(at, g, x, scratch)
+                np.multiply(g, rate, out=scratch)
+                np.subtract(x, scratch, out=x)
+        for run in self._statistics:
+            self.x[run] = gradients[run]
+        self.rates += rate
+
+    def update(self) -> Vector:
+        """What the device reports: how far x has moved, without the movement that was the server's."""
+        moved: Vector = self.x - self._received
+        for rule in self._rules:
+            unreported = rule.unreported(self.rates)
+            if unreported is not None:
+                for run in self._weights:
+                    moved[run] -= unreported[run]
+        return moved
+
+    def state(self) -> dict[str, Vector]:
+        """The rules' buffers to keep or to send, by name."""
+        return {name: buffer for rule in self._rules for name, buffer in rule.state().items()}
+
+
+def check_rules(rules: Sequence[LocalRule]) -> None:
+    """Refuse a rule that appears twice, and anything behind the server's momentum."""
+    kinds = [type(rule) for rule in rules]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise InputError(f"rules: expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times")
+    if ServerMomentum in kinds[:-1]:
+        # What came later would act on the server's part as well, which could then not be told from the device's.
+        order = ", ".join(kind.__name__ for kind in kinds)
+        raise InputError(f"rules: expected ServerMomentum to stand last, got {order}")
+
+
+def runs(space: ParameterSpace, first_layer: int) -> tuple[list[slice], list[slice]]:
+    """Where weights and where statistics lie in the suffix that begins with a layer; neighbours are one run.
+
+    >>> from federation.space import Parameter
+    >>> w, b, mean = Parameter("w", "weight", (2,)), Parameter("b", "weight", (2,)), Parameter("m", "statistic", (2,))
+    >>> runs(ParameterSpace([[w], [b, mean]]), 0)
+    ([slice(0, 4, None)], [slice(4, 6, None)])
+    """
+    if not 0 <= first_layer < len(space.layers):
+        raise InputError(f"first_layer: expected 0 to {len(space.layers) - 1}, got {first_layer}")
+    found: dict[str, list[slice]] = {"weight": [], "statistic": []}
+    end = 0
+    for parameter in (parameter for layer in space.layers[first_layer:] for parameter in layer):
+        start, end = end, end + parameter.size
+        same = found[parameter.kind]
+        if same and same[-1].stop == start:
+            same[-1] = slice(same[-1].start, end)
+        elif start < end:
+            same.append(slice(start, end))
+    return found["weight"], found["statistic"]
+
+
+def _blocks(weights: Sequence[slice], block: int) -> Iterator[slice]:
+    for run in weights:
+        for start in range(run.start, run.stop, block):
+            yield slice(start, min(start + block, run.stop))
+
+
+def _rest(weights: Sequence[slice], statistics: Sequence[slice], size: int) -> list[slice]:
+    """Everything but the weights; refuses runs that overlap or leave the vector."""
+    end = 0
+    for run in sorted((*weights, *statistics), key=lambda run: (run.start, run.stop)):
+        if not end <= run.start <= run.stop <= size or run.step is not None:
+            raise InputError(f"runs: expected disjoint runs of a vector of {size} elements, got {run}")
+        end = run.stop
+    ends = [0, *(edge for run in sorted(weights, key=lambda run: run.start) for edge in (run.start, run.stop)), size]
+    return [slice(start, stop) for start, stop in zip(ends[::2], ends[1::2]) if start < stop]

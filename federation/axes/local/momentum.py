@@ -1,0 +1,52 @@
+"""Heavy ball: v ← factor·v + g, and the step goes along v; with Nesterov along g + factor·v. As PyTorch's SGD.
+
+A factor of 0 is plain SGD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.space import Vector
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Local momentum. It starts at `Start.momentum`, or at zero; its state is `momentum`."""
+
+    factor: float
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_constant("momentum.factor", self.factor, below=1)
+
+    def begin(self, start: Start) -> Running:
+        velocity = np.zeros_like(start.x) if start.momentum is None else start.momentum.copy()
+        return _Nesterov(self.factor, velocity) if self.nesterov else _HeavyBall(self.factor, velocity)
+
+
+class _HeavyBall(Plain):
+    def __init__(self, factor: float, velocity: Vector) -> None:
+        self.factor = factor
+        self.velocity = velocity
+
+    def direct(self, at: slice, g: Vector, x: Vector, scratch: Vector) -> None:
+        v = self.velocity[at]
+        np.multiply(v, self.factor, out=v)
+        np.add(g, v, out=g)
+        np.copyto(v, g)
+
+    def state(self) -> dict[str, Vector]:
+        return {"momentum": self.velocity}
+
+
+class _Nesterov(_HeavyBall):
+    def direct(self, at: slice, g: Vector, x: Vector, scratch: Vector) -> None:
+        v = self.velocity[at]
+        np.multiply(v, self.factor, out=v)
+        np.add(v, g, out=v)
+        np.multiply(v, self.factor, out=scratch)
+        np.add(g, scratch, out=g)
