@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ def load_source(
         return _onnx_source(reference, input_shape, input_dtype, vocabulary, loss, batch)
     if ".py:" in reference:
         return _file_source(reference, input_shape, input_dtype, vocabulary, loss, batch, seed)
-    if reference not in ZOO and Path(reference).suffix:
+    if reference.partition("@")[0] not in ZOO and re.search("[A-Za-z]", Path(reference).suffix):
         raise InputError(
             f"cannot tell what {reference!r} is: expected a zoo name, path/to/file.py:factory or a file ending in .onnx"
         )

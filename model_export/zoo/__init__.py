@@ -2,13 +2,16 @@
 
 Each entry says how a model is built, what it takes, how it is scored, and where devices that cannot hold
 all of it start training (its tiers). Building is plain PyTorch: `torch.manual_seed` decides the weights.
+`resnet20@0.45` is the model that keeps the first 45 % of the channels of every layer.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -39,11 +42,15 @@ class Tier:
 
 @dataclass(frozen=True)
 class ZooModel:
-    """One model: `build()` returns it untrained, with shapes and scoring stated beside it."""
+    """One model: `build()` returns it untrained, with shapes and scoring stated beside it.
+
+    Most can be narrowed: `build(width=0.45)` keeps the first 45 % of the channels or units of every layer, all but
+    the inputs and outputs; `width=1` is the model itself.
+    """
 
     name: str
     summary: str  # one line for `embrace export --list`
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
     input_shape: tuple[int, ...]  # without the batch
     input_dtype: str  # 'float32' | 'int64'
     vocabulary: int | None  # token ids of an int64 input are below this
@@ -51,6 +58,7 @@ class ZooModel:
     loss: str  # 'cross_entropy' | 'bce_with_logits' | 'mse'
     batch: int  # at which its capacity is quoted
     tiers: Mapping[str, Tier]  # {'moderate': Tier('layer2.0'), 'weak': Tier('layer3.0')}
+    narrows: bool = True  # whether build(width=r) narrows it
 
     def count_parameters(self) -> int:
         """Trained parameters, counted without making any: the meta device knows shapes only."""
@@ -62,28 +70,32 @@ class ZooModel:
 def _image(
     name: str,
     summary: str,
-    build: Callable[[], nn.Module],
+    build: Callable[..., nn.Module],
     shape: tuple[int, int, int],
     classes: int,
     batch: int = 32,
+    narrows: bool = True,
     **tiers: Tier,
 ) -> ZooModel:
     return ZooModel(
-        name, summary, build, shape, "float32", None, classes, "cross_entropy", batch, MappingProxyType(tiers)
+        name, summary, build, shape, "float32", None, classes, "cross_entropy", batch, MappingProxyType(tiers), narrows
     )
 
 
 def _text(
     name: str,
     summary: str,
-    build: Callable[[], nn.Module],
+    build: Callable[..., nn.Module],
     length: int,
     outputs: int,
     loss: str,
     batch: int = 32,
+    narrows: bool = True,
     **tiers: Tier,
 ) -> ZooModel:
-    return ZooModel(name, summary, build, (length,), "int64", WORDS, outputs, loss, batch, MappingProxyType(tiers))
+    return ZooModel(
+        name, summary, build, (length,), "int64", WORDS, outputs, loss, batch, MappingProxyType(tiers), narrows
+    )
 
 
 WORDS = 10_000  # vocabulary of the film reviews
@@ -100,7 +112,7 @@ _MODELS = (
         moderate=Tier("conv3"),
         weak=Tier("dense"),
     ),
-    _image("mnist_lr", "logistic regression, MNIST", logistic_regression, MNIST, 10),
+    _image("mnist_lr", "logistic regression, MNIST", logistic_regression, MNIST, 10, narrows=False),
     _image(
         "mnist_2nn",
         "two hidden layers of 200, MNIST",
@@ -132,7 +144,7 @@ _MODELS = (
     _image(
         "resnet8",
         "ResNet with one block per stage, CIFAR-10",
-        lambda: ResNet(1, 10),
+        partial(ResNet, 1, 10),
         CIFAR,
         10,
         moderate=Tier("layer2.0"),
@@ -141,7 +153,7 @@ _MODELS = (
     _image(
         "resnet20",
         "ResNet with three blocks per stage, CIFAR-10",
-        lambda: ResNet(3, 10),
+        partial(ResNet, 3, 10),
         CIFAR,
         10,
         moderate=Tier("layer2.0"),
@@ -150,7 +162,7 @@ _MODELS = (
     _image(
         "resnet56_gn",
         "ResNet with nine blocks per stage and group norm, CIFAR-10",
-        lambda: ResNet(9, 10, norm=group_norm),
+        partial(ResNet, 9, 10, norm=group_norm),
         CIFAR,
         10,
         moderate=Tier("layer2.0"),
@@ -159,7 +171,7 @@ _MODELS = (
     _image(
         "vgg11",
         "VGG-11 without batch norm, Fashion-MNIST",
-        lambda: VGG(VGG11, 1, 28, 10),
+        partial(VGG, VGG11, 1, 28, 10),
         MNIST,
         10,
         moderate=Tier("features.6"),
@@ -168,7 +180,7 @@ _MODELS = (
     _image(
         "vgg16",
         "VGG-16 without batch norm, CIFAR-100",
-        lambda: VGG(VGG16, 3, 32, 100),
+        partial(VGG, VGG16, 3, 32, 100),
         CIFAR,
         100,
         moderate=Tier("features.9"),
@@ -177,16 +189,17 @@ _MODELS = (
     _image(
         "mobilenetv2",
         "MobileNetV2 at half width, CIFAR-10",
-        lambda: MobileNetV2(10),
+        partial(MobileNetV2, 10),
         CIFAR,
         10,
+        narrows=False,
         moderate=Tier("blocks.6"),
         weak=Tier("blocks.13"),
     ),
     _text(
         "imdb_bilstm",
         "bidirectional LSTM of 256 over 256 words, film reviews",
-        lambda: ImdbBiLSTM(WORDS),
+        partial(ImdbBiLSTM, WORDS),
         256,
         1,
         "bce_with_logits",
@@ -197,10 +210,11 @@ _MODELS = (
     _text(
         "text_transformer",
         "two transformer blocks over 128 words, film reviews",
-        lambda: TextTransformer(WORDS, 128, 2),
+        partial(TextTransformer, WORDS, 128, 2),
         128,
         2,
         "cross_entropy",
+        narrows=False,
         moderate=Tier("blocks.0"),
         weak=Tier("blocks.1"),
     ),
@@ -209,9 +223,31 @@ ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _
 
 
 def zoo_model(name: str) -> ZooModel:
-    """The model of that name, or an InputError that suggests the closest ones."""
-    if name in ZOO:
-        return ZOO[name]
-    close = difflib.get_close_matches(name, ZOO, n=3, cutoff=0.5)
+    """The model of that name, narrowed where it ends in @RATIO, or an InputError that suggests the closest ones."""
+    plain, narrowed, ratio = name.partition("@")
+    if plain in ZOO:
+        return _narrowed(ZOO[plain], ratio) if narrowed else ZOO[plain]
+    close = difflib.get_close_matches(plain, ZOO, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ZOO)}"
-    raise InputError(f"no zoo model is called '{name}'; {hint}")
+    raise InputError(f"no zoo model is called '{plain}'; {hint}")
+
+
+def _narrowed(model: ZooModel, ratio: str) -> ZooModel:
+    """The model with the first share of its channels; inputs, classes, loss and tiers are those of the wide one."""
+    name = f"{model.name}@{ratio}"
+    if not model.narrows:
+        able = ", ".join(other.name for other in ZOO.values() if other.narrows)
+        raise InputError(f"{name}: {model.name} has no width to reduce; these have: {able}")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", ratio) or not 0 < float(ratio) <= 1:
+        raise InputError(f"{name}: expected a number above 0 and at most 1 behind the @, as in {model.name}@0.5")
+    narrow = replace(
+        model,
+        name=name,
+        summary=f"{model.summary}, the first {ratio} of its channels",
+        build=partial(model.build, width=float(ratio)),
+    )
+    try:
+        narrow.count_parameters()
+    except InputError as error:  # not every width fits every model
+        raise InputError(f"{name}: {error}") from None
+    return narrow

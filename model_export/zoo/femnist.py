@@ -6,13 +6,16 @@ from collections import OrderedDict
 
 from torch import nn
 
+from model_export.zoo.width import channels
 
-def femnist_cnn() -> nn.Module:
+
+def femnist_cnn(width: float = 1.0) -> nn.Module:
+    first, second, dense = (channels(count, width) for count in (32, 64, 2048))
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            conv2=nn.Sequential(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-            dense=nn.Sequential(nn.Flatten(), nn.Linear(64 * 7 * 7, 2048), nn.ReLU()),
-            classifier=nn.Linear(2048, 62),
+            conv1=nn.Sequential(nn.Conv2d(1, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            conv2=nn.Sequential(nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+            dense=nn.Sequential(nn.Flatten(), nn.Linear(second * 7 * 7, dense), nn.ReLU()),
+            classifier=nn.Linear(dense, 62),
         )
     )

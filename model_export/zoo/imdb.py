@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from model_export.zoo.width import channels
+
 
 class Recurrence(nn.Module):
     """Dropout, a bidirectional LSTM, dropout: sequences in, the last states of both directions out.
@@ -12,10 +14,10 @@ class Recurrence(nn.Module):
     module are dropped anew in every step.
     """
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+    def __init__(self, inputs: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.dropout_in = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True, bidirectional=True)
         self.dropout_out = nn.Dropout(dropout)
         for name, parameter in self.lstm.named_parameters():
             if name.startswith("bias_hh"):  # PyTorch adds two biases per gate; one is enough
@@ -28,13 +30,17 @@ class Recurrence(nn.Module):
 
 
 class ImdbBiLSTM(nn.Module):
-    """One logit per review, shape [N, 1]: positive or negative."""
+    """One logit per review, shape [N, 1]: positive or negative.
 
-    def __init__(self, vocabulary: int, width: int = 256, hidden: int = 256, dropout: float = 0.3) -> None:
+    The narrow one reads the first values of every word and has the first units of both directions.
+    """
+
+    def __init__(self, vocabulary: int, units: int = 256, dropout: float = 0.3, width: float = 1.0) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.recurrence = Recurrence(width, hidden, dropout)
-        self.classifier = nn.Linear(2 * hidden, 1)
+        kept = channels(units, width)
+        self.embedding = nn.Embedding(vocabulary, kept)
+        self.recurrence = Recurrence(kept, kept, dropout)
+        self.classifier = nn.Linear(2 * kept, 1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.classifier(self.recurrence(self.embedding(tokens)))

@@ -7,12 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-Norm = Callable[[int], nn.Module]  # channels -> normalisation
+from federation.errors import InputError
+from model_export.zoo.width import channels
+
+Norm = Callable[[int], nn.Module]  # number of channels -> normalisation
 
 
-def group_norm(channels: int) -> nn.Module:
+def group_norm(count: int) -> nn.Module:
     """Eight groups: DOMO's replacement for batch norm, whose statistics suffer under skewed data."""
-    return nn.GroupNorm(8, channels)
+    if count % 8:
+        raise InputError(f"{count} channels do not divide into its 8 groups of group norm; at a width of 0.5 they do")
+    return nn.GroupNorm(8, count)
 
 
 class BasicBlock(nn.Module):
@@ -41,20 +46,21 @@ def _stage(inputs: int, outputs: int, stride: int, blocks: int, norm: Norm) -> n
 
 
 class ResNet(nn.Module):
-    """6n + 2 layers in three stages of 16, 32 and 64 channels.
+    """6n + 2 layers in three stages of 16, 32 and 64 channels, or a share of them.
 
     The first block of every stage projects its shortcut, that of the first stage too, as in the network whose
     memory EmbracingFL tabulates.
     """
 
-    def __init__(self, blocks: int, num_classes: int, norm: Norm = nn.BatchNorm2d) -> None:
+    def __init__(self, blocks: int, num_classes: int, norm: Norm = nn.BatchNorm2d, width: float = 1.0) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), norm(16), nn.ReLU())
-        self.layer1 = _stage(16, 16, 1, blocks, norm)
-        self.layer2 = _stage(16, 32, 2, blocks, norm)
-        self.layer3 = _stage(32, 64, 2, blocks, norm)
+        first, second, third = (channels(count, width) for count in (16, 32, 64))
+        self.stem = nn.Sequential(nn.Conv2d(3, first, 3, padding=1, bias=False), norm(first), nn.ReLU())
+        self.layer1 = _stage(first, first, 1, blocks, norm)
+        self.layer2 = _stage(first, second, 2, blocks, norm)
+        self.layer3 = _stage(second, third, 2, blocks, norm)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(64, num_classes)
+        self.fc = nn.Linear(third, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from model_export.zoo.width import channels
+
 # Channels of the convolutions of each of the five stages; a stage ends with a pooling that halves the image.
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -18,19 +20,22 @@ class VGG(nn.Module):
     Images of 28×28 get the two missing pixels on every side as extra padding of the first convolution.
     """
 
-    def __init__(self, stages: Sequence[Sequence[int]], channels: int, side: int, num_classes: int) -> None:
+    def __init__(
+        self, stages: Sequence[Sequence[int]], inputs: int, side: int, num_classes: int, width: float = 1.0
+    ) -> None:
         super().__init__()
         self.features = nn.Sequential()
         padding = 1 + (SIDE - side) // 2
         for stage in stages:
-            for position, outputs in enumerate(stage, start=1):
-                convolution = nn.Sequential(nn.Conv2d(channels, outputs, 3, padding=padding), nn.ReLU())
+            for position, count in enumerate(stage, start=1):
+                outputs = channels(count, width)
+                convolution = nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=padding), nn.ReLU())
                 if position == len(stage):
                     convolution.append(nn.MaxPool2d(2))
                 self.features.append(convolution)
-                channels, padding = outputs, 1
+                inputs, padding = outputs, 1
         self.flatten = nn.Flatten()
-        self.classifier = nn.Linear(channels, num_classes)
+        self.classifier = nn.Linear(inputs, num_classes)
         for module in self.features.modules():
             if isinstance(module, nn.Conv2d):  # without batch norm the default is too small for this depth
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
