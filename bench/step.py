@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ import onnxruntime
 import torch
 from torch import nn
 
-from edge_runtime.engine.portable import LayerForward, TrainingStep
+from edge_runtime.engine.choose import open_step
+from edge_runtime.engine.ort_training import is_available
+from edge_runtime.engine.portable import LayerForward
+from edge_runtime.engine.session import Settings
 from federation.errors import InputError, MissingPackage, VerificationError
 from federation.manifest import Boundary, Loss, Manifest
 from federation.weights import map_weights
 from model_export.bundle import Choices, export_bundle
 from model_export.oracle import random_labels, seeded_dropout, short_memory, torch_loss
-from model_export.ort_artifacts import OrtTrainingStep
-from model_export.ort_runner import training_module
 from model_export.source import ModelSource, load_source
 
 WARM_UP = 3
@@ -119,11 +121,10 @@ def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
 
 def _export(source: ModelSource, directory: Path, boundaries: str, notes: list[str], progress: Progress) -> Manifest:
     engines = ["portable"]
-    try:
-        training_module("api")
+    if is_available():
         engines.append("ort-training")
-    except MissingPackage as missing:
-        notes.append(f"ort-training: {missing}")
+    else:
+        notes.append(f"ort-training: {MissingPackage('onnxruntime-training-cpu', 'ort-training')}")
     splits: Sequence[str] = () if boundaries == "all" else list(_splits(source, boundaries))
     return export_bundle(source, directory, Choices(splits=splits, engines=engines), progress)
 
@@ -169,12 +170,12 @@ class _Case:
     """The data of a measurement: one random batch as it arrives at every layer."""
 
     def __init__(self, source: ModelSource, manifest: Manifest, directory: Path, batch: int, threads: int) -> None:
-        self.manifest, self.directory, self.threads = manifest, directory, threads
+        self.manifest, self.directory, self.settings = manifest, directory, Settings(threads)
         self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
         self.labels = random_labels(manifest, batch, SEED)
         self.entering = [source.sample(batch, SEED)]
         for layer in manifest.layers[:-1]:
-            self.entering.append(LayerForward(directory / layer.forward.name, threads=threads)(self.entering[-1]))
+            self.entering.append(LayerForward(directory / layer.forward.name, self.settings)(self.entering[-1]))
         self.source = source
 
 
@@ -189,16 +190,10 @@ def _steps(case: _Case, boundary: Boundary, notes: list[str]) -> dict[str, Step]
         steps["torch"] = TorchStep(suffix, case.manifest.loss, x, labels, boundary.last_steps)
     else:
         notes.append(f"torch: no part of the module starts at {boundary.name}, so PyTorch is not timed there")
-    space = case.manifest.space
-    if boundary.train is None:
-        raise InputError(f"boundary {boundary.name!r} has no training graph")
-    portable = TrainingStep(case.directory / boundary.train.name, space, boundary.layer, threads=case.threads)
-    portable.parameters[:] = case.vector[space.suffix(boundary.layer)]
-    steps["portable"] = lambda: portable.run(x, labels, SEED)
-    if boundary.ort_training:
-        folder = case.directory / Path(boundary.ort_training[0].name).parent
-        other = OrtTrainingStep(folder, threads=case.threads)
-        steps["ort-training"] = lambda: other.step(x, labels, SEED)
+    for engine in ("portable", "ort-training") if boundary.ort_training else ("portable",):
+        step = open_step(case.directory, case.manifest, boundary, engine, case.settings)
+        step.parameters[:] = case.vector[step.suffix]
+        steps[engine] = partial(step.run, x, labels, SEED)
     return steps
 
 

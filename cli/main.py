@@ -28,6 +28,7 @@ from federation.errors import EmbraceError, MissingPackage
 # Optional module -> the smallest extra that brings it.
 EXTRAS: Mapping[str, str] = MappingProxyType(
     {
+        "PIL": "images",
         "fastapi": "coordinator",
         "httpx": "edge",
         "matplotlib": "bench",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_runtime.engine.portable import open_session
+from edge_runtime.engine.session import Settings, inference_session, training_session
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import (
@@ -121,9 +121,9 @@ def _move(workshop: Path, out: Path) -> None:
 def _check_loads(manifest: Manifest, directory: Path) -> None:
     """Nothing leaves the exporter that a runtime does not load: the largest training graph, and every layer."""
     if manifest.boundaries[0].train:
-        open_session(directory / manifest.boundaries[0].train.name)
+        training_session(directory / manifest.boundaries[0].train.name, Settings())
     for layer in manifest.layers:
-        open_session(directory / layer.forward.name)
+        inference_session(directory / layer.forward.name, Settings())
 
 
 def _check_target(out: Path) -> None:

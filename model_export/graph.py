@@ -123,6 +123,10 @@ class Emitter:
         finally:
             self._scope = outer
 
+    def forget(self, *op_types: str) -> None:
+        """From here on nodes of these types, and so what is computed from them, are written again, not shared."""
+        self._known_nodes = {key: names for key, names in self._known_nodes.items() if key[0] not in op_types}
+
     def constant(self, value: Operand, dtype: Any = None) -> str:
         """The name of a constant; floats are float32, integers int64, unless a dtype is given."""
         array = np.asarray(value, dtype)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.engine.portable import LayerForward, TrainingStep
+from edge_runtime.engine.choose import EngineName, open_step
+from edge_runtime.engine.portable import LayerForward
 from federation.errors import BundleError, InputError
 from federation.manifest import Boundary, Manifest, read_manifest
 from federation.weights import map_weights
 from model_export.bundle import check_files
 from model_export.onnx_oracle import OnnxOracle
 from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
-from model_export.ort_artifacts import OrtTrainingStep
 from model_export.shapes import sample_input
 from model_export.source import reload_source
 
@@ -159,53 +159,32 @@ def _compare_layers(manifest: Manifest, oracle: Oracle, samples: _Samples) -> Co
     return result
 
 
-Run = Callable[[_Sample, np.ndarray], StepResult]  # given the whole model's flat vector
-
-
-def _engines(bundle: _Bundle, boundary: Boundary) -> Iterator[tuple[str, Run]]:
+def _engines(bundle: _Bundle, boundary: Boundary) -> Iterator[tuple[EngineName, EngineRun]]:
     """Each engine that has a graph for this boundary, as a function of a sample."""
     if boundary.train:
-        yield "portable", PortableRun(bundle, boundary)
+        yield "portable", EngineRun(bundle, boundary, "portable")
     if boundary.ort_training:
-        yield "ort-training", _ort_run(bundle, boundary)
+        yield "ort-training", EngineRun(bundle, boundary, "ort-training")
 
 
-class PortableRun:
-    """A training step of the portable engine."""
+class EngineRun:
+    """A training step of one engine, as a device runs it."""
 
-    def __init__(self, bundle: _Bundle, boundary: Boundary) -> None:
-        assert boundary.train is not None
+    def __init__(self, bundle: _Bundle, boundary: Boundary, engine: EngineName) -> None:
         self.space, self.boundary = bundle.manifest.space, boundary
-        self.suffix = self.space.suffix(boundary.layer)
-        self.step = TrainingStep(bundle.directory / boundary.train.name, self.space, boundary.layer)
+        self.step = open_step(bundle.directory, bundle.manifest, boundary, engine)
 
     def __call__(self, sample: _Sample, vector: np.ndarray) -> StepResult:
-        self.step.parameters[:] = vector[self.suffix]
+        self.step.parameters[:] = vector[self.step.suffix]
         loss = self.step.run(sample.entering(self.boundary.layer), sample.labels, sample.seed)
-        values = self.space.views(self.step.gradients.copy(), start=self.suffix.start)
-        kinds = {p.name: p.kind for p in self.space}
+        values = self.space.views(self.step.gradients.copy(), start=self.step.suffix.start)
+        kinds = self.step.kinds
         gradients = {name: value for name, value in values.items() if kinds[name] == "weight"}
         return StepResult(loss, gradients, {name: v for name, v in values.items() if kinds[name] == "statistic"})
 
 
-def _ort_run(bundle: _Bundle, boundary: Boundary) -> Run:
-    """A training step of onnxruntime-training."""
-    manifest = bundle.manifest
-    mine = [p for layer in manifest.layers[boundary.layer :] for p in layer.parameters]
-    step = OrtTrainingStep(bundle.directory / Path(boundary.ort_training[0].name).parent)
-
-    def run(sample: _Sample, vector: np.ndarray) -> StepResult:
-        values = manifest.space.views(vector)
-        weights = {p.name: values[p.name] for p in mine if p.kind == "weight"}
-        statistics = {p.name: values[p.name] for p in mine if p.kind == "statistic"}
-        entering = sample.entering(boundary.layer)
-        return StepResult(*step.loss_and_gradients(weights, statistics, entering, sample.labels, sample.seed))
-
-    return run
-
-
 def _compare_boundary(
-    boundary: Boundary, engine: str, run: Run, oracle: Oracle, samples: _Samples, tolerance: float
+    boundary: Boundary, engine: EngineName, run: EngineRun, oracle: Oracle, samples: _Samples, tolerance: float
 ) -> Comparison:
     result = Comparison(boundary.name, engine)
     natural = samples.bundle.vector
@@ -215,7 +194,7 @@ def _compare_boundary(
         expected = oracle.step(boundary, sample.x, sample.labels, sample.seed, vector)
         if expected is not None:
             result.add(_step_errors(run(sample, vector), expected))
-        elif isinstance(run, PortableRun):
+        elif engine == "portable":
             result.add(_errors_by_differences(run, sample, vector))
         else:
             result.skipped = "an ONNX source has no gradients to compare with; the portable engine is checked instead"
@@ -245,7 +224,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray, floor: float = 1e-6)
     return error if np.isfinite(error) else float("inf")
 
 
-def _errors_by_differences(run: PortableRun, sample: _Sample, vector: np.ndarray) -> dict[tuple[str, str], float]:
+def _errors_by_differences(run: EngineRun, sample: _Sample, vector: np.ndarray) -> dict[tuple[str, str], float]:
     """Without autograd: slopes of the loss along each gradient and in other directions, by central differences.
 
     In float32 that is good to a few per cent, so the error is divided by DIFFERENCE_SLACK before it is reported.
@@ -273,7 +252,7 @@ def _random(gradient: np.ndarray) -> list[np.ndarray]:
 
 
 def _slope_error(
-    run: PortableRun, sample: _Sample, vector: np.ndarray, name: str, gradient: np.ndarray, toward: np.ndarray
+    run: EngineRun, sample: _Sample, vector: np.ndarray, name: str, gradient: np.ndarray, toward: np.ndarray
 ) -> float:
     """How far the measured slope is from what the gradient says, relative to the gradient's length."""
     direction = (toward / np.linalg.norm(toward)).astype(np.float32)
@@ -282,7 +261,7 @@ def _slope_error(
     return min(abs(slope - expected) for slope in slopes) / float(np.linalg.norm(gradient))
 
 
-def _slope(run: PortableRun, sample: _Sample, vector: np.ndarray, name: str, direction: np.ndarray, h: float) -> float:
+def _slope(run: EngineRun, sample: _Sample, vector: np.ndarray, name: str, direction: np.ndarray, h: float) -> float:
     values = []
     for sign in (1.0, -1.0):
         moved = vector.copy()

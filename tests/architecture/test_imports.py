@@ -44,7 +44,7 @@ RULES = {
     "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors"})),
     "edge_runtime": Rule(
         ours=frozenset({"edge_runtime", "federation"}),
-        outside=frozenset({"httpx", "numpy", "onnxruntime", "safetensors"}),
+        outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "safetensors"}),
     ),
     "coordinator": Rule(
         ours=frozenset({"coordinator", "edge_runtime.engine", "federation"}), never=frozenset({"torch"})

@@ -47,11 +47,18 @@ def _image(context: Context, value: str, pixels: int, channels: int) -> str:
 
 @lowering("PixelEnter")
 def enter_forward(context: Context, node: NodeProto) -> None:
+    context.ops("Identity", [node.output[0]], _to_pixels(context, node))
+    if node.input[0] not in context.active:  # then it is the graph's own input, which is there anyway
+        context.remakes[node.output[0]] = lambda: _to_pixels(context, node)
+
+
+def _to_pixels(context: Context, node: NodeProto) -> str:
+    """[N, C, height, width] -> [pixels, N, C]."""
     size = _size(node, "size")
     channels = int(context.shape(node.input[0])[1] or 0)
     flat = context.op("Reshape", node.input[0], np.array([-1, channels, size[0] * size[1]], np.int64))
     moved = context.op("Transpose", flat, perm=[2, 0, 1])
-    context.ops("Gather", [node.output[0]], moved, pixel_order(size).astype(np.int64), axis=0)
+    return context.op("Gather", moved, pixel_order(size).astype(np.int64), axis=0)
 
 
 @rule("PixelEnter")
@@ -104,9 +111,7 @@ def conv_forward(context: Context, node: NodeProto) -> None:
     features, channels, taps = _weight_shape(context, node)
     size, out = _size(node, "size"), _size(node, "out")
     if taps == 1:
-        rows = _strided_rows(size, out, int(attribute(node, "strides")[0]))
-        taken = pick(context, node.input[0], rows, size[0] * size[1])
-        context.saved[node.output[0]] = taken
+        taken = _taken(context, node)
         weight = context.op("Transpose", _matrix(context, node.input[1], channels), perm=[1, 0])
         product = context.op("MatMul", taken, weight)
     else:
@@ -115,6 +120,12 @@ def conv_forward(context: Context, node: NodeProto) -> None:
         kernel = transform_kernel(context, node.input[1], plan, features, channels)
         product = untile(context, context.op("MatMul", tiles, turned(context, kernel, plan)), plan, features)
     _add_bias(context, node, product)
+
+
+def _taken(context: Context, node: NodeProto) -> str:
+    """The pixels that a 1x1 kernel meets."""
+    size, out = _size(node, "size"), _size(node, "out")
+    return pick(context, node.input[0], _strided_rows(size, out, int(attribute(node, "strides")[0])), size[0] * size[1])
 
 
 def _pads(node: NodeProto) -> Size:
@@ -137,8 +148,8 @@ def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     dx = dw = None
     if context.wants(node, 1):
         if taps == 1:
-            taken = context.saved[node.output[0]]
-            dw = context.op("Gemm", _matrix(context, dy, features), _matrix(context, taken, channels), transA=1)
+            taken = _matrix(context, _taken(context, node), channels)
+            dw = context.op("Gemm", _matrix(context, dy, features), taken, transA=1)
         else:
             plan = weight_plan(size, out, taps, stride, _pads(node))
             tiles = make_tiles(context, node.input[0], plan, channels)
@@ -193,8 +204,18 @@ def channel_sums(context: Context, value: str, pixels: int, channels: int) -> st
 def stem_forward(context: Context, node: NodeProto) -> None:
     """im2col with the batch innermost: one Gather of rows of N numbers, one product."""
     features, channels, _ = _weight_shape(context, node)
-    size, out = _size(node, "size"), _size(node, "out")
+    out = _size(node, "out")
+    columns = _columns(context, node)
     area = math.prod(attribute(node, "kernel_shape"))
+    weight = context.op("Transpose", _matrix(context, node.input[1], channels * area), perm=[1, 0])
+    product = context.op("MatMul", context.op("Transpose", columns, perm=[1, 0]), weight)
+    _add_bias(context, node, _image(context, product, out[0] * out[1], features))
+
+
+def _columns(context: Context, node: NodeProto) -> str:
+    """[N, C, height, width] -> [C * taps, pixels * N]: what each tap meets."""
+    _, channels, _ = _weight_shape(context, node)
+    size, out = _size(node, "size"), _size(node, "out")
     pixels = size[0] * size[1]
     flat = context.op("Reshape", node.input[0], np.array([-1, channels * pixels], np.int64))
     planes = context.op("Transpose", flat, perm=[1, 0])
@@ -203,21 +224,17 @@ def stem_forward(context: Context, node: NodeProto) -> None:
     if (index == pixels).any():
         planes = context.op("Pad", planes, np.array([0, 0, 0, 0, 1, 0], np.int64))
     taken = context.op("Gather", planes, index, axis=1)
-    columns = context.op("Reshape", taken, np.array([channels * area, -1], np.int64))
-    context.saved[node.output[0]] = columns
-    weight = context.op("Transpose", _matrix(context, node.input[1], channels * area), perm=[1, 0])
-    product = context.op("MatMul", context.op("Transpose", columns, perm=[1, 0]), weight)
-    _add_bias(context, node, _image(context, product, out[0] * out[1], features))
+    return context.op("Reshape", taken, np.array([channels * math.prod(attribute(node, "kernel_shape")), -1], np.int64))
 
 
 @rule("PixelStem")
 def stem(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     features, channels, *_ = _weight_shape(context, node)
-    dy, columns = str(upstream[0]), context.saved[node.output[0]]
+    dy = str(upstream[0])
     scale = context.channel_scales.get(dy)
     dw = None
     if context.wants(node, 1):
-        product = context.op("MatMul", columns, _matrix(context, dy, features))
+        product = context.op("MatMul", _columns(context, node), _matrix(context, dy, features))
         turned_back = context.op("Transpose", product, perm=[1, 0])
         dw = _scaled(context, turned_back, scale, features, (channels, *attribute(node, "kernel_shape")))
     return [None, dw, _bias_gradient(context, node, dy, scale)]

@@ -1,0 +1,113 @@
+""".npz files: arrays in a zip file. What is stored without compression is mapped where it lies, and nothing is read."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from edge_runtime.data.fit import Array
+from federation.errors import DataError
+
+PAIRS = (("x", "y"), ("x_train", "y_train"), ("data", "target"), ("images", "labels"))  # the first that is there
+_LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths of its name and its extra field
+_ENCRYPTED = 1
+
+Header = tuple[tuple[int, ...], bool, "np.dtype[Any]"]  # shape, whether the first axis varies fastest, type
+
+
+def accepted_names() -> str:
+    first, *others = (f"{inputs} and {labels}" for inputs, labels in PAIRS)
+    return f"{first} (or {', '.join(others)})"
+
+
+def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
+    """Inputs, labels, and how the inputs are stored."""
+    try:
+        with path.open("rb") as file, _open_zip(file, name) as archive:
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            pair = next((pair for pair in PAIRS if members.keys() >= set(pair)), None)
+            if pair is None:
+                found = " ".join(", ".join(sorted(members)).split()) or "none"
+                raise DataError(f"{name}: expected arrays named {accepted_names()}, found {found[:200]}")
+            inputs, labels = (_read_member(path, file, archive, members[key], f"{name}: {key}") for key in pair)
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror or error}") from None
+    return inputs, labels, "npz, mapped" if isinstance(inputs, np.memmap) else "npz, read into memory"
+
+
+def _open_zip(file: IO[bytes], name: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except Exception as error:  # damage shows in many unrelated types
+        raise DataError(f"{name} is no .npz file that can be read: {_first_line(error)}") from None
+
+
+def _read_member(path: Path, file: IO[bytes], archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) -> Array:
+    if member.flag_bits & _ENCRYPTED:
+        raise DataError(f"{what} is encrypted")
+    if member.compress_type != zipfile.ZIP_STORED:
+        return _decompress(archive, member, what)
+    file.seek(member.header_offset)
+    local = file.read(_LOCAL_HEADER.size)
+    if len(local) < _LOCAL_HEADER.size or local[:4] != b"PK\x03\x04":
+        raise DataError(f"{what} is damaged: it is not where the file says")
+    _, name_length, extra_length = _LOCAL_HEADER.unpack(local)
+    file.seek(name_length + extra_length, 1)
+    header, length = _read_header(file, what)
+    _check_size(header, member.file_size - length, what)
+    shape, fortran, dtype = header
+    if math.prod(shape) == 0:
+        return np.zeros(shape, dtype)
+    try:
+        return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    except (ValueError, OverflowError, OSError) as error:  # the file ends too early, or addresses run out
+        raise DataError(f"{what} cannot be mapped: {error}") from None
+
+
+def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) -> Array:
+    try:
+        with archive.open(member) as stream:
+            header, length = _read_header(stream, what)
+            _check_size(header, member.file_size - length, what)
+        with archive.open(member) as stream:
+            return np.asarray(npy.read_array(stream, allow_pickle=False))
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError(
+            f"{what} does not fit memory: store it without compression (numpy.savez), then it is read in place"
+        ) from None
+    except Exception as error:  # every way of compression has its own type
+        raise DataError(f"{what} is damaged: {_first_line(error)}") from None
+
+
+def _read_header(stream: IO[bytes], what: str) -> tuple[Header, int]:
+    """The header of an array, and how many bytes it takes."""
+    start = stream.tell()
+    try:
+        version = npy.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version} of the format holds no plain numbers")
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        header: Header = read(stream)
+    except Exception as error:  # the header is parsed as Python source, which can fail in many ways
+        raise DataError(f"{what} is no array: {_first_line(error)}") from None
+    if header[2].hasobject:
+        raise DataError(f"{what} holds Python objects, which could run code when they are read; expected numbers")
+    return header, stream.tell() - start
+
+
+def _check_size(header: Header, size: int, what: str) -> None:
+    shape, _, dtype = header
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
+        raise DataError(f"{what} says it is {dtype} {shape}, but it has {size} bytes")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

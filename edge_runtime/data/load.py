@@ -1,0 +1,38 @@
+"""What the user named: an archive, a folder of images, a table or a function. All become `Samples`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_runtime.data.archive import read_archive
+from edge_runtime.data.pictures import read_folder
+from edge_runtime.data.samples import Samples, from_arrays
+from edge_runtime.data.table import read_table
+from edge_runtime.data.user_file import read_user_file
+from federation.errors import DataError, InputError
+from federation.manifest import Manifest
+
+FORMS = "FILE.npz, FILE.csv, FILE.py:NAME or a folder with one sub-folder of images per class"
+
+
+def load_samples(reference: str, manifest: Manifest, *, label: str | None = None) -> Samples:
+    """Open local data and check all of it against the model. `label` is a .csv file's column, by name or number."""
+    path, ending = Path(reference), Path(reference).suffix.lower()
+    if label is not None and ending != ".csv":
+        raise InputError(f"{reference}: only .csv files have a label column to choose")
+    if ".py:" in reference:
+        inputs, labels = read_user_file(reference)
+        return from_arrays(inputs, labels, manifest, name=reference, about={"stored": "in memory"})
+    if path.is_dir():
+        pictures, numbers, classes = read_folder(path, reference, manifest)
+        return from_arrays(pictures, numbers, manifest, name=reference, about=pictures.about, class_names=classes)
+    if ending not in (".npz", ".csv"):
+        raise DataError(f"cannot tell what {reference!r} is: expected {FORMS}")
+    if not path.is_file():
+        raise DataError(f"no such file: {reference}")
+    if ending == ".npz":
+        inputs, labels, stored = read_archive(path, reference)
+        return from_arrays(inputs, labels, manifest, name=reference, about={"stored": stored})
+    inputs, labels, names, column = read_table(path, reference, manifest, label)
+    about = {"stored": "csv, read into memory", "label": column}
+    return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=names)

@@ -1,0 +1,134 @@
+"""`Samples`: local data that fits a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.data.chance import shuffled
+from edge_runtime.data.fit import Array, InputFit, Rows, check_inputs, fit_inputs
+from edge_runtime.data.targets import Targets, fit_targets
+from federation.errors import EmptyData, InputError, SingleClass
+from federation.manifest import Manifest
+
+_SPLIT = -1  # stands where an epoch does: no epoch's order is that of the split
+
+
+class Samples:
+    """Inputs and labels, read where they lie and converted batch by batch: memory does not grow with the data."""
+
+    def __init__(
+        self,
+        name: str,
+        rows: Rows,
+        fit: InputFit,
+        targets: Targets,
+        *,
+        about: Mapping[str, Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        chosen: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.name = name  # as the user gave it, for messages
+        self._rows, self._fit, self._targets = rows, fit, targets
+        self._about = about if about is not None else {}
+        self._class_names = class_names
+        self._chosen = chosen  # numbers of the rows that belong to this view; None: all
+
+    def __len__(self) -> int:
+        return int(self._rows.shape[0]) if self._chosen is None else len(self._chosen)
+
+    @cached_property
+    def labels(self) -> Array:
+        """All labels in the model's type and shape, made when first asked for."""
+        return self._targets.take(slice(None) if self._chosen is None else self._chosen)
+
+    @property
+    def ignored_label(self) -> int | None:
+        """The label of samples that do not count."""
+        return self._targets.ignored
+
+    @property
+    def are_classes(self) -> bool:
+        """Whether each sample has one label that says its class."""
+        return self._targets.are_classes(self.labels)
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Inputs and labels of some samples, by their numbers in this view, as the training graph takes them."""
+        rows = np.asarray(indices, np.int64) if self._chosen is None else self._chosen[indices]
+        return self._fit.convert(np.asarray(self._rows[rows])), self._targets.take(rows)
+
+    def split(self, fraction: float, seed: int) -> tuple[Samples, Samples]:
+        """(for training, held out): views; about `fraction` of the samples is held out, the same share of each class.
+
+        A class with a single sample stays in training. A fraction of 0 holds nothing out.
+        """
+        if not 0 <= fraction < 1:
+            raise InputError(f"the share of held-out samples must lie in [0, 1), got {fraction}")
+        order = shuffled(len(self), seed, _SPLIT)
+        if self.are_classes:
+            _, which, counts = np.unique(self.labels.reshape(-1), return_inverse=True, return_counts=True)
+            order = order[np.argsort(which.reshape(-1)[order], kind="stable")]
+            order = order[counts[which.reshape(-1)[order]] > 1]
+        wanted = round(len(self) * fraction) or int(fraction > 0)
+        held = min(wanted, len(order), max(0, len(self) - 1))
+        picked = order[(np.arange(held) * len(order) + len(order) // 2) // max(1, held)]  # evenly through the classes
+        mask = np.zeros(len(self), np.bool_)
+        mask[picked] = True
+        return self._view(np.flatnonzero(~mask)), self._view(np.flatnonzero(mask))
+
+    def describe(self) -> dict[str, Any]:
+        """For reports: how many, of which classes (null if labels are no classes), how stored and converted."""
+        classes: dict[str, int] | None = None
+        if self.are_classes:
+            values, counts = np.unique(self.labels, return_counts=True)
+            classes = {self._class_name(int(value)): int(count) for value, count in zip(values, counts)}
+        return {"count": len(self), "classes": classes, "input": self._fit.describe(), **self._about}
+
+    def _class_name(self, number: int) -> str:
+        names = self._class_names
+        return str(number) if names is None or not 0 <= number < len(names) else names[number]
+
+    def _view(self, numbers: NDArray[np.int64]) -> Samples:
+        chosen = numbers if self._chosen is None else self._chosen[numbers]
+        return Samples(
+            self.name, self._rows, self._fit, self._targets,
+            about=self._about, class_names=self._class_names, chosen=chosen,
+        )  # fmt: skip
+
+
+def from_arrays(
+    inputs: Rows,
+    labels: Array,
+    manifest: Manifest,
+    *,
+    name: str = "the data",
+    about: Mapping[str, Any] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Samples:
+    """Samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions."""
+    fit = fit_inputs(name, inputs, manifest)
+    targets = fit_targets(name, labels, inputs.shape[0], manifest)
+    check_inputs(name, inputs, fit, manifest)
+    about = {"stored": "in memory"} if about is None else about
+    return Samples(name, inputs, fit, targets, about=about, class_names=class_names)
+
+
+def check_trainable(samples: Samples, allow_single_class: bool = False) -> None:
+    """Refuse data that a model cannot learn from: none, or (unless allowed) of one class only."""
+    if len(samples) == 0:
+        raise EmptyData(f"{samples.name} has no samples")
+    if not (samples.are_classes or samples.labels.dtype.kind == "i"):
+        return
+    found = np.unique(samples.labels)
+    found = found[found != samples.ignored_label] if samples.ignored_label is not None else found
+    if len(found) == 0:
+        raise EmptyData(f"{samples.name}: every label is {samples.ignored_label}, which does not count")
+    if len(found) == 1 and not allow_single_class:
+        raise SingleClass(
+            f"{samples.name}: all {len(samples)} samples have label {int(found[0])}, and training on one class makes a "
+            "model forget the others; set allow_single_class to train all the same"
+        )

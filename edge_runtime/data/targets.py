@@ -1,0 +1,113 @@
+"""Labels: checked against the model's loss before anything trains.
+
+A class number that does not exist is no error to an ONNX graph: it matches no class, and the model would quietly learn
+something else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.data.fit import Array, chunks, first_bad, same_but_for_ones, shape_text
+from federation.errors import DataError
+from federation.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Stored labels and how the model takes them."""
+
+    raw: Array
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    loss: str
+    ignored: int | None
+
+    def take(self, indices: NDArray[np.int64] | slice) -> Array:
+        """Labels of some samples, as the training graph takes them."""
+        chosen = np.asarray(self.raw[indices])
+        return np.ascontiguousarray(chosen.reshape(len(chosen), *self.shape), self.dtype)
+
+    def are_classes(self, labels: Array) -> bool:
+        """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
+        if math.prod(self.shape) != 1:
+            return False
+        return self.loss == "cross_entropy" or (
+            self.loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all())
+        )
+
+
+def class_count(manifest: Manifest) -> int | None:
+    """How many classes a sample can belong to; None if its label is something else."""
+    if math.prod(manifest.labels.shape) != 1:
+        return None
+    return {"cross_entropy": manifest.output.shape[0], "bce_with_logits": 2}.get(manifest.loss.name)
+
+
+def check_class_names(name: str, what: str, found: list[str], expected: int, manifest: Manifest, remedy: str) -> None:
+    """Names get numbers by their order, which devices share only if each of them has all the names."""
+    if len(found) != expected:
+        shown = " ".join(", ".join(found[:10]).split())[:200] + (", …" if len(found) > 10 else "")
+        raise DataError(
+            f"{name} has {len(found)} {what} ({shown or 'none'}), the model {manifest.name!r} has {expected} classes: "
+            f"classes are numbered by the order of their names, so all must be there; {remedy}"
+        )
+
+
+def fit_targets(name: str, labels: Array, count: int, manifest: Manifest) -> Targets:
+    """Check the labels of `count` samples; a DataError shows what they are and what the loss takes."""
+    if not labels.shape or labels.shape[0] != count:
+        raise DataError(f"{name}: {count} inputs but {labels.shape[0] if labels.shape else 'no'} labels")
+    wanted, stored = manifest.labels.shape, labels.shape[1:]
+    loss = manifest.loss
+    if labels.dtype.kind not in "biuf":
+        raise DataError(f"{name} has labels of type {labels.dtype}, expected numbers")
+    if not same_but_for_ones(stored, wanted):
+        one_hot = loss.name == "cross_entropy" and stored == (manifest.output.shape[0],)
+        raise DataError(
+            f"{name} has labels of {shape_text(stored)} per sample, the model {manifest.name!r} takes "
+            f"{shape_text(wanted)} ({loss.name})" + (": class numbers, not one-hot rows" if one_hot else "")
+        )
+    targets = Targets(labels, wanted, np.dtype(manifest.labels.dtype), loss.name, loss.ignore_index)
+    if loss.name == "cross_entropy":
+        _check_class_numbers(name, labels, manifest)
+    else:
+        _check_numbers(name, labels, targets.dtype, 1.0 if loss.name == "bce_with_logits" else None)
+    return targets
+
+
+def _check_class_numbers(name: str, labels: Array, manifest: Manifest) -> None:
+    classes, ignored = manifest.output.shape[0], manifest.loss.ignore_index
+    for start, chunk in chunks(labels):
+        numbers = chunk.astype(np.uint8) if chunk.dtype.kind == "b" else chunk
+        bad = (numbers < 0) | (numbers >= classes)
+        if chunk.dtype.kind == "f":
+            bad |= numbers != np.floor(numbers)  # also true for what is no number
+        if ignored is not None:
+            bad &= numbers != ignored
+        if bad.any():
+            row, value = first_bad(numbers, bad)
+            extra = "" if ignored is None else f", or {ignored} for none"
+            guess = "; are the labels counted from 1?" if value == classes else ""
+            raise DataError(
+                f"{name}: sample {start + row} has label {value}, the model {manifest.name!r} has classes "
+                f"0 to {classes - 1}{extra}{guess}"
+            )
+
+
+def _check_numbers(name: str, labels: Array, dtype: np.dtype[Any], highest: float | None) -> None:
+    for start, chunk in chunks(labels):
+        with np.errstate(over="ignore"):
+            numbers = chunk.astype(dtype)
+        bad = ~np.isfinite(numbers) if highest is None else ~((numbers >= 0) & (numbers <= highest))
+        if bad.any():
+            row, value = first_bad(chunk, bad)
+            expected = (
+                f"mse takes finite numbers of type {dtype}" if highest is None else "bce_with_logits takes 0 to 1"
+            )
+            raise DataError(f"{name}: sample {start + row} has label {value}, {expected}")

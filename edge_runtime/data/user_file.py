@@ -1,0 +1,129 @@
+"""FILE.py:NAME: data from a function, or an object, in the user's own Python file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.data.archive import PAIRS, accepted_names
+from edge_runtime.data.fit import Array, shape_text
+from federation.errors import DataError
+
+MOST_BYTES = 2 << 30  # of batches that are put together in memory
+
+
+def read_user_file(reference: str) -> tuple[Array, Array]:
+    """Inputs and labels: arrays, or batches that are put together."""
+    path_text, _, name = reference.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise DataError(f"no such file: {path}")
+    with _neighbours(path):
+        found = _find(path, name)
+        try:
+            given = found() if callable(found) else found
+            pair = _as_pair(given)
+            return _arrays(pair) if pair is not None else _together(given, reference)
+        except DataError as error:
+            raise DataError(f"{reference}: {error}") from error.__cause__
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise DataError(f"{reference} failed: {_one_line(error)}") from error
+
+
+def _find(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"embrace_data_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} cannot be imported as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise DataError(f"{path} cannot be imported: {_one_line(error)}") from error
+    if not hasattr(module, name):
+        names = sorted(each for each in vars(module) if not each.startswith("_"))
+        raise DataError(f"{path} has no {name!r}; it has: {', '.join(names)[:200] or 'nothing'}")
+    return getattr(module, name)
+
+
+@contextlib.contextmanager
+def _neighbours(path: Path) -> Iterator[None]:
+    """A data file may import the files beside it."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the user's code may have changed it
+            sys.path.remove(folder)
+
+
+def _as_pair(given: Any) -> tuple[Any, Any] | None:
+    """(inputs, labels) if that is what it is; two batches are not."""
+    if isinstance(given, Mapping):
+        for inputs, labels in PAIRS:
+            if inputs in given and labels in given:
+                return given[inputs], given[labels]
+        raise DataError(f"expected {accepted_names()}, got a mapping with {', '.join(map(str, given))[:200]}")
+    if isinstance(given, (tuple, list)) and len(given) == 2 and not all(map(_is_batch, given)):
+        return given[0], given[1]
+    return None
+
+
+def _is_batch(given: Any) -> bool:
+    """What data loaders give: a tuple, or a list of two arrays."""
+    return isinstance(given, tuple) or (isinstance(given, list) and len(given) == 2 and hasattr(given[0], "shape"))
+
+
+def _arrays(pair: tuple[Any, Any]) -> tuple[Array, Array]:
+    """Tensors of other packages give their numbers to numpy by themselves."""
+    return np.asarray(pair[0]), np.asarray(pair[1])
+
+
+def _together(given: Any, reference: str) -> tuple[Array, Array]:
+    if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
+        raise DataError(f"expected (x, y), a mapping with x and y, or batches of them, got {type(given).__name__}")
+    inputs: list[Array] = []
+    labels: list[Array] = []
+    size = 0
+    for number, item in enumerate(iter(given)):
+        pair = _as_pair(item)
+        if pair is None:
+            raise DataError(f"batch {number} is {type(item).__name__}, expected (x, y)")
+        x, y = _arrays(pair)
+        if y.ndim == 0:  # a single sample, as data sets of other packages give them
+            x, y = x[None], y[None]
+        if not x.shape or len(x) != len(y):
+            raise DataError(f"batch {number} has {len(x) if x.shape else 'no'} inputs but {len(y)} labels")
+        if inputs:
+            _check_alike(number, x, inputs[0], "inputs")
+            _check_alike(number, y, labels[0], "labels")
+        size += x.nbytes + y.nbytes
+        if size > MOST_BYTES:
+            raise DataError(
+                f"the batches have more than {MOST_BYTES >> 20} MiB, too much to keep in memory; write them to an "
+                ".npz file with numpy.savez, or return numpy.memmap arrays: both are read in place"
+            )
+        inputs.append(x)
+        labels.append(y)
+    if not inputs:
+        return np.zeros((0,)), np.zeros((0,))
+    return np.concatenate(inputs), np.concatenate(labels)
+
+
+def _check_alike(number: int, batch: Array, first: Array, what: str) -> None:
+    if batch.dtype != first.dtype or batch.shape[1:] != first.shape[1:]:
+        raise DataError(
+            f"batch {number} has {what} of {shape_text(batch.shape[1:])} ({batch.dtype}), the first batch of "
+            f"{shape_text(first.shape[1:])} ({first.dtype})"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

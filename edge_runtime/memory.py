@@ -1,0 +1,141 @@
+"""What memory this process has taken, as the kernel counts it, and what it may take.
+
+Anonymous memory is what a process makes and only it has; file-backed memory (code, mapped weights) the kernel can drop
+and read again. A budget is about the former. Where there is no /proc (macOS, Windows) nothing is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_STATUS, _STATM, _CLEAR = Path("/proc/self/status"), Path("/proc/self/statm"), Path("/proc/self/clear_refs")
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_INTERVAL = 0.001
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes."""
+
+    resident: int
+    anonymous: int
+    file_backed: int
+    peak: int  # of what was resident
+
+
+def current_memory() -> Memory | None:
+    """What the process has now; None where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        resident, anonymous, files, shared, peak = (
+            int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM")
+        )
+    except (OSError, KeyError):
+        return None
+    return Memory(resident, anonymous, files + shared, peak)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that was taken while something ran, in bytes on top of what was there before."""
+
+    anonymous: int
+    file_backed: int
+    total: int  # of both together: their own peaks need not fall on the same moment
+
+
+class PeakMeter:
+    """Measures while it is entered: the kernel's own peak, and the two kinds apart by looking every millisecond.
+
+    The kernel keeps a peak of the sum only. What lives for less than a millisecond can escape the look, not the sum.
+    """
+
+    def __init__(self) -> None:
+        self.peak: Peak | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="memory", daemon=True)
+        self._most = [0, 0]
+
+    def __enter__(self) -> PeakMeter:
+        with contextlib.suppress(
+            OSError
+        ):  # then the peak is that of the whole process so far, which can only be larger
+            _CLEAR.write_text("5")  # the peak starts anew from what is resident now
+        self.before = current_memory()
+        if self.before is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.before is None:
+            return
+        self._stop.set()
+        self._thread.join()
+        self._take()
+        after = current_memory()
+        assert after is not None
+        self.peak = Peak(
+            anonymous=max(0, self._most[0] - self.before.anonymous),
+            file_backed=max(0, self._most[1] - self.before.file_backed),
+            total=max(0, after.peak - self.before.resident),
+        )
+
+    def _look(self) -> None:
+        while not self._stop.wait(_INTERVAL):
+            self._take()
+
+    def _take(self) -> None:
+        _, resident, shared, *_ = map(int, _STATM.read_text().split())
+        self._most[0] = max(self._most[0], (resident - shared) * _PAGE)
+        self._most[1] = max(self._most[1], shared * _PAGE)
+
+
+def available_memory() -> tuple[int, str] | None:
+    """(bytes this process may still take, where that is written): the control group's limit or the machine's rest."""
+    found = [limit for limit in (_machine_rest(), *_group_rests()) if limit is not None]
+    return min(found) if found else None
+
+
+def _machine_rest() -> tuple[int, str] | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024, "free memory of the machine"
+    except OSError:
+        pass
+    return None
+
+
+def _group_rests() -> list[tuple[int, str] | None]:
+    """Limits of control groups, version 2 (of this process's group and those above) and version 1."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in own:
+        if not controllers:
+            group = root / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(root):
+                    found.append(_rest(folder / "memory.max", folder / "memory.current"))
+        elif "memory" in controllers.split(","):
+            for folder in (root / "memory" / path.lstrip("/"), root / "memory"):
+                found.append(_rest(folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"))
+    return found
+
+
+def _rest(limit: Path, usage: Path) -> tuple[int, str] | None:
+    try:
+        most, used = limit.read_text().strip(), int(usage.read_text())
+        return (max(0, int(most) - used), "limit of the control group") if most != "max" else None
+    except (OSError, ValueError):
+        return None
