@@ -1,0 +1,251 @@
+"""From a memory budget to a boundary: predicted from the manifest, corrected by trial steps, remembered per bundle.
+
+The budget bounds the anonymous memory of the whole process (memory.py). What the idle process has is taken off first;
+the rest is for training, or, before it, for the frozen layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import onnxruntime
+
+from edge_runtime.engine.choose import EngineName, choose_engine
+from edge_runtime.engine.session import Profile, Settings
+from edge_runtime.forward import ForwardPlan
+from edge_runtime.measure import Case, measure
+from edge_runtime.memory import available_memory, current_memory
+from federation.capacity import FLOAT_BYTES, predicted_memory
+from federation.errors import InputError, OutOfMemory
+from federation.manifest import MANIFEST_NAME, Boundary, Manifest
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B?)\s*", re.IGNORECASE)
+IDLE_GUESS = 45_000_000  # anonymous memory of the idle process where the system does not say
+# Beyond the papers' formula: the runtime's own structures, about so many bytes for each byte of a graph, and what its
+# arena cannot use.
+GRAPH_BYTES, ARENA = 24, 1.15
+LARGEST_FORWARD_BATCH = 64
+
+
+def parse_size(text: str) -> int:
+    """'64MB', '1.5 GiB', '500000' -> bytes. Units without an i are powers of ten."""
+    found = _SIZE.fullmatch(text)
+    unit = found.group(2).upper() if found else "?"
+    unit = unit + "B" if unit in ("K", "M", "G") else unit
+    if not found or unit not in _UNITS or not 0 < float(found.group(1)) * _UNITS[unit] < 2**60:
+        raise InputError(f"{text!r} is no size: expected something like 64MB, 1.5GB or 256MiB")
+    return int(float(found.group(1)) * _UNITS[unit])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial step from a boundary took."""
+
+    anonymous: int
+    forward_share: float | None
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a device will do with its memory."""
+
+    boundary: Boundary
+    engine: EngineName
+    settings: Settings
+    plan: ForwardPlan
+    budget: int
+    budget_from: str  # 'asked for', or where the limit is written
+    idle: int
+    needed: int  # by training from the boundary, measured if there was a trial
+    trial: Trial | None
+
+
+Trials = Callable[[Boundary], Trial]
+
+
+def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int) -> int:
+    """Anonymous bytes that training from a boundary is expected to take."""
+    graph = boundary.train.bytes if boundary.train else sum(f.bytes for f in boundary.ort_training[:1])
+    return int(ARENA * (predicted_memory(manifest, boundary, batch).total + GRAPH_BYTES * graph))
+
+
+def largest_fitting(
+    manifest: Manifest, batch: int, room: int, trials: Trials | None
+) -> tuple[Boundary, int, Trial | None]:
+    """The boundary nearest to the input that fits, with what it needs; each candidate is tried before it is taken."""
+    known: dict[str, Trial | None] = {}
+    correction = 1.0
+    while True:
+        fitting = [
+            boundary for boundary in manifest.boundaries if _need(manifest, boundary, batch, correction, known) <= room
+        ]
+        if not fitting:
+            smallest = min(manifest.boundaries, key=lambda b: _need(manifest, b, batch, correction, known))
+            need = _need(manifest, smallest, batch, correction, known)
+            raise OutOfMemory(
+                f"no boundary of {manifest.name!r} fits: the smallest, {smallest.name!r}, needs about {_mb(need)} at "
+                f"batch {batch}, and {_mb(max(room, 0))} are left beside the idle process; give it more memory or use "
+                "a smaller batch"
+            )
+        best = fitting[0]
+        if trials is None or best.name in known:
+            return best, _need(manifest, best, batch, correction, known), known.get(best.name)
+        try:
+            known[best.name] = trial = trials(best)
+            correction = trial.anonymous / predicted_peak(manifest, best, batch)
+        except OutOfMemory:
+            known[best.name] = None
+
+
+def _need(manifest: Manifest, boundary: Boundary, batch: int, correction: float, known: dict[str, Trial | None]) -> int:
+    if boundary.name in known:
+        trial = known[boundary.name]
+        return trial.anonymous if trial else 2**62
+    return int(correction * predicted_peak(manifest, boundary, batch))
+
+
+def allow(
+    directory: Path,
+    manifest: Manifest,
+    *,
+    batch: int,
+    samples: int,
+    memory: str | None = None,
+    boundary: str | None = None,
+    engine: str = "auto",
+    profile: str = "auto",
+    settings: Settings | None = None,
+    activations: str = "float32",
+    work: Path,
+    try_out: bool = True,
+) -> Allowance:
+    """Decide: boundary (unless told), engine, profile, how many layers at a time, where activations are kept."""
+    settings = settings or Settings()
+    budget, budget_from = _budget(memory)
+    now = current_memory()
+    idle = now.anonymous if now else IDLE_GUESS
+    room = budget - idle
+    trials = remembered(directory, manifest, batch, engine, settings, work) if try_out else None
+    if boundary is None:
+        chosen, needed, trial = largest_fitting(manifest, batch, room, trials)
+    else:
+        chosen = manifest.boundary(boundary)
+        needed, trial = _check_told(manifest, chosen, batch, room, budget, idle, trials)
+    plan, picked = _forward_plan(manifest, chosen, room, samples, profile, activations, work)
+    return Allowance(
+        chosen, choose_engine(chosen, engine), replace(settings, profile=picked), plan,
+        budget, budget_from, idle, needed, trial,
+    )  # fmt: skip
+
+
+def _budget(memory: str | None) -> tuple[int, str]:
+    if memory is not None:
+        return parse_size(memory), "asked for"
+    now, rest = current_memory(), available_memory()
+    if rest is None:
+        raise InputError("this system does not say how much memory is free; say how much to use with --memory")
+    return rest[0] + (now.anonymous if now else 0), rest[1]
+
+
+def _check_told(
+    manifest: Manifest, boundary: Boundary, batch: int, room: int, budget: int, idle: int, trials: Trials | None
+) -> tuple[int, Trial | None]:
+    """A boundary that was named must fit, too; if not, say which one would."""
+    needed, trial = predicted_peak(manifest, boundary, batch), None
+    # The prediction may be off by half; what is hopeless is not tried.
+    if trials is not None and needed < 2 * room:
+        try:
+            trial = trials(boundary)
+            needed = trial.anonymous
+        except OutOfMemory:
+            needed = max(needed, room + 1)
+    if needed <= room:
+        return needed, trial
+    problem = (
+        f"training from {boundary.name!r} needs about {_mb(needed)} at batch {batch}, and of the {_mb(budget)} allowed "
+        f"{_mb(max(room, 0))} are left beside the idle process"
+    )
+    try:
+        other, need, _ = largest_fitting(manifest, batch, room, trials)
+    except OutOfMemory:
+        raise OutOfMemory(f"{problem}; no other boundary fits either: use a smaller batch or more memory") from None
+    raise OutOfMemory(f"{problem}; {other.name!r} would fit ({_mb(need)}): --boundary {other.name}")
+
+
+def _forward_plan(
+    manifest: Manifest, boundary: Boundary, room: int, samples: int, profile: str, activations: str, work: Path
+) -> tuple[ForwardPlan, Profile]:
+    """How the frozen layers are run: half of the room for weights, a quarter for the batch that passes through.
+
+    Activations stay in memory if they take less than an eighth of the room, because training needs the rest.
+    """
+    frozen = manifest.layers[: boundary.layer]
+    weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in frozen]
+    picked: Profile
+    if profile == "auto":
+        picked = "fast" if 2 * max(weights, default=0) <= room // 2 else "low_memory"
+    elif profile in ("fast", "low_memory"):
+        picked = "fast" if profile == "fast" else "low_memory"
+    else:
+        raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
+    through = max((FLOAT_BYTES * max(layer.activations, _size(layer.output.shape)) for layer in frozen), default=1)
+    batch = max(1, min(LARGEST_FORWARD_BATCH, room // 4 // (2 * through)))
+    stored = samples * _size(manifest.layers[boundary.layer].input.shape) * (2 if activations == "float16" else 4)
+    folder = None if stored <= room // 8 else work / "activations"
+    return ForwardPlan(batch=batch, memory=room // 2, folder=folder), picked
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, settings: Settings, work: Path) -> Trials:
+    """Trial steps, each made once for a bundle, a batch size, an engine and a runtime."""
+    digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()[:16]
+    file = work / "trials" / f"{digest}.json"
+
+    def trial(boundary: Boundary) -> Trial:
+        used = choose_engine(boundary, engine)
+        key = f"{boundary.name} {used} batch={batch} threads={settings.threads} ort={onnxruntime.__version__}"
+        known = _read_trials(file)
+        if key not in known:
+            case = Case(str(directory), boundary.name, used, batch, settings.threads)
+            found = measure(case)
+            made = Trial(found.memory.get("anonymous", predicted_peak(manifest, boundary, batch)), found.forward_share,
+                         min(found.training))  # fmt: skip
+            known = {**_read_trials(file), key: made}
+            _write_trials(file, known)
+        return known[key]
+
+    return trial
+
+
+def _read_trials(file: Path) -> dict[str, Trial]:
+    """What is remembered; a file that cannot be read is as good as none."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        return {str(key): Trial(**value) for key, value in json.loads(file.read_text()).items()}
+    return {}
+
+
+def _write_trials(file: Path, trials: dict[str, Trial]) -> None:
+    with contextlib.suppress(OSError):  # remembering is a convenience
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(f".{os.getpid()}.new")
+        draft.write_text(json.dumps({key: asdict(value) for key, value in trials.items()}, indent=1))
+        draft.replace(file)
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,147 @@
+"""The multi-step forward pass: load some frozen layers, run the local data through them, store what comes out, discard
+them, go on with the next. The whole model is never in memory.
+
+While one group of layers computes, the next one is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge_runtime.activations import ActivationStore, StoredType
+from edge_runtime.engine.portable import LayerForward
+from edge_runtime.engine.session import Settings, is_out_of_memory
+from edge_runtime.layers import LayerSource
+from edge_runtime.timing import FORWARD, Stopwatch
+from federation.errors import EmbraceError, OutOfMemory
+from federation.manifest import Manifest
+
+FLOAT_BYTES = 4
+
+# Numbers of the first and last sample -> the inputs of the first layer.
+Inputs = Callable[[int, int], NDArray[Any]]
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """How to run the frozen layers on this device."""
+
+    batch: int = 64  # samples that go through a layer at once
+    memory: int | None = None  # bytes for the layers that are loaded at the same time; None: all at once
+    stored_as: StoredType = "float32"
+    folder: Path | None = None  # where activations are kept; None: in memory
+    store_limit: int | None = None  # the most bytes of one store
+
+
+def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profile: str) -> list[range]:
+    """Consecutive layers that are loaded together: as many as the memory allows, at least one.
+
+    A layer counts with its weights; `fast` holds them twice (as they came, and packed for the processor).
+    """
+    factor = 2 if profile == "fast" else 1
+    found: list[range] = []
+    used = 0
+    for layer in range(start, stop):
+        size = factor * FLOAT_BYTES * sum(p.size for p in manifest.layers[layer].parameters)
+        if found and (memory is None or used + size <= memory):
+            found[-1] = range(found[-1].start, layer + 1)
+            used += size
+        else:
+            found.append(range(layer, layer + 1))
+            used = size
+    return found
+
+
+def store_activations(
+    source: LayerSource,
+    layers: range,
+    inputs: Inputs,
+    count: int,
+    plan: ForwardPlan,
+    settings: Settings,
+    watch: Stopwatch,
+    report: Report = lambda what, done, total: None,
+) -> ActivationStore:
+    """Run `count` samples through some layers; what the last one gives is stored."""
+    manifest, store = source.manifest, None
+    parts = groups(manifest, layers.start, layers.stop, plan.memory, settings.profile)
+    with ThreadPoolExecutor(1, "fetch") as pool:
+        for part, graphs in _fetched(source, parts, pool, watch):
+            with watch.part("load"):
+                sessions = [LayerForward(graph, settings) for graph in graphs]
+            with watch.part("activation_io"):
+                following = ActivationStore(
+                    count, manifest.layers[part[-1]].output,
+                    stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit,
+                )  # fmt: skip
+            try:
+                for start in range(0, count, plan.batch):
+                    stop = min(start + plan.batch, count)
+                    report(manifest.layers[part[-1]].name, part.start * count + len(part) * stop, layers.stop * count)
+                    with watch.part("activation_io"):
+                        value = store.rows(start, stop) if store else inputs(start, stop)
+                    for layer, session in zip(part, sessions, strict=True):
+                        value = _run(session, value, manifest.layers[layer].name, watch)
+                    with watch.part("activation_io"):
+                        following.write(start, value)
+            except BaseException:
+                following.close()
+                raise
+            finally:
+                if store:
+                    store.close()
+            store = following
+            del sessions  # before the next group is loaded
+            for layer in part:
+                source.release(layer)
+    if store is None:
+        raise ValueError("no layers to run")
+    return store
+
+
+def predict(
+    source: LayerSource, layers: range, batches: Iterator[NDArray[Any]], settings: Settings
+) -> Iterator[NDArray[Any]]:
+    """Run batches through layers that are all loaded at once: for the few that a device trains."""
+    sessions = [LayerForward(source.fetch(layer), settings) for layer in layers]
+    for value in batches:
+        for session in sessions:
+            value = session(value)
+        yield value
+
+
+def _run(session: LayerForward, value: NDArray[Any], name: str, watch: Stopwatch) -> NDArray[Any]:
+    with watch.part(FORWARD + name):
+        try:
+            return session(value)
+        except Exception as error:  # onnxruntime raises several unrelated types
+            if is_out_of_memory(error):
+                raise OutOfMemory(f"not enough memory to run layer {name!r} on {len(value)} samples") from None
+            raise EmbraceError(f"layer {name!r} failed: {str(error).splitlines()[0]}") from None
+
+
+def _fetched(
+    source: LayerSource, parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
+) -> Iterator[tuple[range, list[Path]]]:
+    """Each group with its graphs; the next group is being fetched while this one is in use."""
+
+    def fetch(part: range) -> tuple[list[Path], float]:
+        began = watch.now()
+        return [source.fetch(layer) for layer in part], watch.now() - began
+
+    following: Future[tuple[list[Path], float]] | None = pool.submit(fetch, parts[0])
+    for number, part in enumerate(parts):
+        assert following is not None
+        with watch.part("download"):
+            waiting = watch.now()
+            graphs, took = following.result()
+            watch.hidden_download += max(0.0, took - (watch.now() - waiting))
+        following = pool.submit(fetch, parts[number + 1]) if number + 1 < len(parts) else None
+        yield part, graphs

@@ -1,0 +1,70 @@
+"""Layer sources: where frozen layers come from, one at a time.
+
+A layer is a graph whose weights lie in `weights.safetensors` beside it, each at its own offset. So a source needs no
+more than a directory in which that file has the bytes of the layers in use; the rest of it may be a hole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from federation.errors import BundleError
+from federation.manifest import Manifest
+from federation.space import Vector
+from federation.weights import header
+
+
+class LayerSource(Protocol):
+    """Gives layers to run. What is fetched lies on disk; loading it is the caller's business."""
+
+    manifest: Manifest
+    version: str  # of the weights: what was computed with one version is not valid for another
+
+    def fetch(self, layer: int) -> Path:
+        """The path of a layer's graph, ready to load; blocks until everything it needs is there."""
+
+    def release(self, layer: int) -> None:
+        """The layer is not needed any more."""
+
+
+class BundleSource:
+    """Layers of a bundle directory, used where they lie."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory, self.manifest = directory, manifest
+        self.version = manifest.weights.sha256
+
+    def fetch(self, layer: int) -> Path:
+        graph, weights = self.manifest.layers[layer].forward, self.manifest.weights
+        for file in (graph, weights):
+            path = self.directory / file.name
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                raise BundleError(f"{path} is missing or not {file.bytes} bytes long; export the bundle again")
+        return self.directory / graph.name
+
+    def release(self, layer: int) -> None:
+        pass
+
+
+class TrainedSource:
+    """The layers of a bundle from one on, with other weights: what a device has just trained.
+
+    Their graphs are copied beside a weights file that has only their bytes; in front of those it is a hole.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, first_layer: int, weights: Vector, work: Path) -> None:
+        self.manifest, self.version = manifest, "trained"
+        self._bundle, self._work = directory, work
+        with (work / manifest.weights.name).open("wb") as file:
+            file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
+            file.write(np.ascontiguousarray(weights, "<f4").data)
+
+    def fetch(self, layer: int) -> Path:
+        return Path(shutil.copy(self._bundle / self.manifest.layers[layer].forward.name, self._work))
+
+    def release(self, layer: int) -> None:
+        (self._work / self.manifest.layers[layer].forward.name).unlink(missing_ok=True)

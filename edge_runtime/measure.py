@@ -1,0 +1,199 @@
+"""What a boundary costs on this device: memory, time of each part. Measured in a fresh process, started from here.
+
+    python -m edge_runtime.measure < case.json > measurement.json
+
+Random inputs serve: neither memory nor time depends on the values.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.activations import ActivationStore, StoredType
+from edge_runtime.engine.choose import EngineName, open_step
+from edge_runtime.engine.portable import LayerForward
+from edge_runtime.engine.session import Profile, Settings
+from edge_runtime.engine.trace import divide
+from edge_runtime.memory import PeakMeter, current_memory
+from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
+from federation.errors import EmbraceError, OutOfMemory
+from federation.manifest import Manifest, TensorSpec, read_manifest
+from federation.weights import map_weights
+
+TIMEOUT = 3600
+RULES: tuple[LocalRule, ...] = (WeightDecay(1e-4), Momentum(0.9))
+RATE = 1e-3
+_KILLED = (-9, 137)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure."""
+
+    bundle: str
+    boundary: str
+    engine: EngineName = "portable"
+    batch: int = 32
+    threads: int = 1
+    profile: Profile = "fast"
+    warm_up: int = 2
+    iterations: int = 3
+    whole_round: bool = False  # the frozen layers and the stored activations, too
+    stored_as: StoredType = "float32"
+    divide: bool = True  # find out how a step divides into forward and backward
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of every counted iteration, and peak bytes on top of the idle process."""
+
+    idle: dict[str, int]  # what the process had before: resident, anonymous, file_backed
+    memory: dict[str, int]  # anonymous, file_backed, total
+    load: float  # opening the sessions
+    forward_compute: list[float] = field(default_factory=list)  # the frozen layers
+    activation_io: list[float] = field(default_factory=list)  # writing, and reading again
+    training: list[float] = field(default_factory=list)  # forward and backward of the trained part
+    optimiser: list[float] = field(default_factory=list)
+    forward_share: float | None = None  # of `training`
+
+
+def measure(case: Case) -> Measurement:
+    """Measure in a process of its own; OutOfMemory if that process did not survive."""
+    command = [sys.executable, "-m", "edge_runtime.measure"]
+    root = Path(__file__).resolve().parents[1]
+    answer = subprocess.run(
+        command, input=json.dumps(asdict(case)), capture_output=True, text=True, timeout=TIMEOUT, cwd=root, check=False
+    )
+    if answer.returncode in _KILLED:
+        raise OutOfMemory(f"a trial step from {case.boundary!r} was ended by the system")
+    if answer.returncode:
+        last = answer.stderr.strip().splitlines()[-1:] or ["no message"]
+        if answer.returncode == OUT_OF_MEMORY_EXIT:
+            raise OutOfMemory(last[0])
+        raise EmbraceError(f"a trial step from {case.boundary!r} failed: {last[0]}")
+    return Measurement(**json.loads(answer.stdout))
+
+
+OUT_OF_MEMORY_EXIT = 12
+
+
+def main() -> None:
+    """The process: a case on standard input, its measurement on standard output."""
+    case = Case(**json.load(sys.stdin))
+    try:
+        json.dump(asdict(measure_here(case)), sys.stdout)
+    except (OutOfMemory, MemoryError) as error:
+        sys.exit(_fail(str(error) or "not enough memory", OUT_OF_MEMORY_EXIT))
+    except EmbraceError as error:
+        sys.exit(_fail(str(error), error.exit_code))
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def measure_here(case: Case) -> Measurement:
+    """Measure in this process. Order as in a round: frozen layers, their discarding, training."""
+    directory = Path(case.bundle)
+    manifest = read_manifest(directory)
+    boundary = manifest.boundary(case.boundary)
+    settings = Settings(case.threads, profile=case.profile)
+    entry = manifest.layers[boundary.layer].input
+    frozen = range(boundary.layer) if case.whole_round else range(0)
+    _warm_runtime(directory, manifest, settings)
+    idle = current_memory()
+    forward: list[float] = []
+    io: list[float] = []
+    load = 0.0
+    with PeakMeter() as meter, tempfile.TemporaryDirectory(dir=directory.parent) as folder:
+        x = random_inputs(entry, case.batch, manifest.vocabulary)
+        if frozen:
+            store = ActivationStore(case.batch, entry, stored_as=case.stored_as, folder=Path(folder))
+            first = random_inputs(manifest.input, case.batch, manifest.vocabulary)
+            compute = np.zeros(case.iterations + case.warm_up)
+            for layer in frozen:
+                began = time.perf_counter()
+                session = LayerForward(directory / manifest.layers[layer].forward.name, settings)
+                load += time.perf_counter() - began
+                for number in range(len(compute)):
+                    began = time.perf_counter()
+                    output = session(first)
+                    compute[number] += time.perf_counter() - began
+                first = output
+                del session, output
+            forward = compute[case.warm_up :].tolist()
+            io = [_timed(lambda: store.write(0, first)) for _ in compute]
+        began = time.perf_counter()
+        step = open_step(directory, manifest, boundary, case.engine, settings)
+        load += time.perf_counter() - began
+        labels = random_labels_of(manifest, case.batch)
+        step.parameters[:] = map_weights(directory / manifest.weights.name, manifest.space)[step.suffix]
+        start = Start(step.parameters, case.iterations, RATE)
+        local = LocalStep(RULES, start, *runs(manifest.space, boundary.layer))
+        training: list[float] = []
+        optimiser: list[float] = []
+        for number in range(case.warm_up + case.iterations):
+            if frozen:
+                io[number] += _timed(lambda: store.read(np.arange(case.batch), x))
+            training.append(_timed(partial(step.run, x, labels, number)))
+            optimiser.append(_timed(lambda: local.step(step.gradients, RATE)))
+    share = None
+    if case.divide:
+        del step, local, start
+        share = divide(
+            lambda trace: open_step(directory, manifest, boundary, case.engine, settings, trace=trace),
+            lambda recording: recording.run(x, labels),
+        ).forward_share
+    return Measurement(
+        idle={"resident": idle.resident, "anonymous": idle.anonymous, "file_backed": idle.file_backed} if idle else {},
+        memory=asdict(meter.peak) if meter.peak else {},
+        load=load,
+        forward_compute=forward,
+        activation_io=io[case.warm_up :],
+        training=training[case.warm_up :],
+        optimiser=optimiser[case.warm_up :],
+        forward_share=share,
+    )
+
+
+def _timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _warm_runtime(directory: Path, manifest: Manifest, settings: Settings) -> None:
+    """Run the last layer once on one sample: what the runtime itself needs counts as idle."""
+    last = manifest.layers[-1]
+    LayerForward(directory / last.forward.name, settings)(random_inputs(last.input, 1, manifest.vocabulary))
+
+
+def random_inputs(spec: TensorSpec, count: int, vocabulary: int | None) -> np.ndarray[Any, Any]:
+    """Numbers of a tensor's type and shape: small ones, or token ids."""
+    rng = np.random.default_rng(0)
+    if spec.dtype == "float32":
+        return rng.random((count, *spec.shape), np.float32)
+    return rng.integers(0, vocabulary or 2, (count, *spec.shape)).astype(spec.dtype)
+
+
+def random_labels_of(manifest: Manifest, count: int) -> np.ndarray[Any, Any]:
+    """Labels that the model's loss accepts."""
+    shape = (count, *manifest.labels.shape)
+    most = manifest.output.shape[0] if manifest.loss.name == "cross_entropy" else 2
+    return np.random.default_rng(0).integers(0, most, shape).astype(manifest.labels.dtype)
+
+
+if __name__ == "__main__":
+    main()

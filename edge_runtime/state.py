@@ -1,0 +1,83 @@
+"""What a device keeps: named vectors and a few words, in one safetensors file, replaced at once or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from federation.errors import DiskFull, InputError
+from federation.space import Vector
+
+MOST_HEADER_BYTES = 1 << 20
+
+
+def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, str]) -> None:
+    """Write beside, flush to the disk, then rename: after a crash there is the old file or the new one.
+
+    The vectors go to the file as they lie in memory; no copy is made.
+    """
+    entries: dict[str, object] = {"__metadata__": dict(about)}
+    end = 0
+    for name, vector in vectors.items():
+        entries[name] = {"dtype": "F32", "shape": [vector.size], "data_offsets": [end, end := end + 4 * vector.size]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    draft = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for vector in vectors.values():
+                file.write(np.ascontiguousarray(vector, "<f4").data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(f"no room to keep {path}; what was there before is unchanged") from None
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def load_state(path: Path) -> tuple[dict[str, Vector], dict[str, str]]:
+    """The vectors, mapped and not yet read, and the words."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+                raise ValueError("no header")
+            entries = json.loads(file.read(length))
+        about = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
+        vectors: dict[str, Vector] = {}
+        for name, entry in entries.items():
+            start, stop = map(int, entry["data_offsets"])
+            if entry["dtype"] != "F32" or not 0 <= start <= stop <= size - 8 - length or (stop - start) % 4:
+                raise ValueError(f"{name} does not lie in the file")
+            shape = ((stop - start) // 4,)
+            vectors[name] = (
+                np.memmap(path, np.dtype("<f4"), "r", offset=8 + length + start, shape=shape)
+                if stop > start
+                else np.zeros(0, np.float32)
+            )
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is no saved state: {error}; remove it to begin anew") from None
+    return vectors, about
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself has to reach the disk; Windows knows no such thing."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

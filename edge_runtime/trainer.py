@@ -1,0 +1,236 @@
+"""The one local training loop, for every algorithm: gradient, chained local rule, in-place update of a flat vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.activations import ActivationStore
+from edge_runtime.data import Augmentation, Samples, shuffled
+from edge_runtime.data.chance import sample_bits
+from edge_runtime.engine.choose import EngineName, Step, open_step
+from edge_runtime.engine.session import Settings
+from edge_runtime.forward import ForwardPlan, store_activations
+from edge_runtime.forward import Report as Progress
+from edge_runtime.layers import LayerSource
+from edge_runtime.memory import PeakMeter
+from edge_runtime.timing import Stopwatch
+from federation.axes.local import LocalStep, Start, runs
+from federation.errors import NonFiniteLoss, OutOfMemory
+from federation.manifest import Boundary
+from federation.messages import Report, Task
+from federation.space import Vector
+
+_DROPOUT = 1 << 32  # a draw of its own: not one of the augmentation's
+_EPOCHS = 1 << 24  # more than a task has
+
+
+@dataclass(frozen=True)
+class Received:
+    """Vectors that come with a task, over the suffix that is trained."""
+
+    parameters: Vector
+    momentum: Vector | None = None
+    control: Vector | None = None
+    server_momentum: Vector | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training gave. The vectors are the trainer's own and change with its next task."""
+
+    parameters: Vector
+    local: LocalStep  # knows the update to report and the buffers to keep
+    report: Report
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Activations and what they were computed from."""
+
+    rows: ActivationStore
+    layer: int
+    stored_as: str
+    version: str
+    round: int
+    augmentation: Augmentation
+
+
+class Trainer:
+    """Trains one device's data, task after task; keeps activations and the session where the next task can use them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        source: LayerSource,
+        samples: Samples,
+        *,
+        engine: EngineName = "portable",
+        settings: Settings | None = None,
+        plan: ForwardPlan | None = None,
+        forward_share: float | None = None,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py)."""
+        self.directory, self.source, self.samples = directory, source, samples
+        self.manifest = source.manifest
+        self.engine, self.settings, self.plan = engine, settings or Settings(), plan or ForwardPlan()
+        self.forward_share, self.progress = forward_share, progress
+        self._step: tuple[str, Step] | None = None
+        self._stored: _Stored | None = None
+
+    def run(self, task: Task, received: Received, watch: Stopwatch | None = None) -> Outcome:
+        """Run a task. A failure leaves nothing behind but this trainer's own buffers."""
+        boundary = self.manifest.boundary(task.boundary)
+        watch = watch or Stopwatch()
+        meter = PeakMeter()
+        try:
+            with meter:
+                self._prepare(task, boundary, watch)
+                local, losses = self._train(task, boundary, received, watch)
+        except (MemoryError, OutOfMemory) as error:
+            self.close()
+            raise OutOfMemory(f"training from {boundary.name!r}: {error or 'not enough memory'}") from None
+        stored = self._stored.rows.nbytes if self._stored and boundary.layer else 0
+        report = Report(
+            status="done",
+            boundary=boundary.name,
+            engine=self.engine,
+            profile=self.settings.profile,
+            round=task.round,
+            steps=task.steps,
+            batch=self._batch(task),
+            samples=len(self.samples),
+            loss=math.fsum(losses) / len(losses),
+            last_loss=losses[-1],
+            seconds=asdict(watch.timings(self.forward_share)),
+            memory=asdict(meter.peak) if meter.peak else {},
+            bytes={"stored_activations": stored},
+        )
+        return Outcome(local.x, local, report)
+
+    def close(self) -> None:
+        """Give back the session and the stored activations."""
+        self._step = None
+        if self._stored:
+            self._stored.rows.close()
+        self._stored = None
+
+    def _batch(self, task: Task) -> int:
+        return min(task.batch, len(self.samples))
+
+    def _prepare(self, task: Task, boundary: Boundary, watch: Stopwatch) -> None:
+        """Fresh activations first, the session afterwards: with little memory they are not held at the same time."""
+        if boundary.layer and not self._still_good(task, boundary):
+            if self.settings.profile == "low_memory":
+                self._step = None
+            if self._stored:
+                self._stored.rows.close()
+                self._stored = None
+            self._stored = self._store(task, boundary, watch)
+        if self._step is None or self._step[0] != boundary.name:
+            self._step = None  # the old one goes before the new one comes
+            with watch.part("load"):
+                step = open_step(self.directory, self.manifest, boundary, self.engine, self.settings)
+            self._step = boundary.name, step
+
+    def _still_good(self, task: Task, boundary: Boundary) -> bool:
+        stored = self._stored
+        if stored is None or (stored.layer, stored.stored_as) != (boundary.layer, task.activations):
+            return False
+        augmentation = Augmentation(task.crop, task.flip)
+        if stored.version == self.source.version and not augmentation and not stored.augmentation:
+            return True  # the same layers on the same data give the same
+        return 0 <= task.round - stored.round < task.refresh_every
+
+    def _store(self, task: Task, boundary: Boundary, watch: Stopwatch) -> _Stored:
+        augmentation = Augmentation(task.crop, task.flip)
+
+        def inputs(start: int, stop: int) -> NDArray[Any]:
+            numbers = np.arange(start, stop)
+            x, _ = self.samples.batch(numbers)
+            return augmentation.apply(x, numbers, task.seed, task.round * _EPOCHS) if augmentation else x
+
+        plan = replace(self.plan, stored_as=task.activations)
+        rows = store_activations(
+            self.source, range(boundary.layer), inputs, len(self.samples), plan, self.settings, watch, self.progress
+        )
+        return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, augmentation)
+
+    def _train(
+        self, task: Task, boundary: Boundary, received: Received, watch: Stopwatch
+    ) -> tuple[LocalStep, list[float]]:
+        assert self._step is not None
+        step = self._step[1]
+        with watch.part("optimiser"):
+            step.parameters[:] = received.parameters
+            start = Start(
+                step.parameters, task.steps, task.rate,
+                received.momentum, received.control, received.server_momentum,
+            )  # fmt: skip
+            local = LocalStep(task.rules, start, *runs(self.manifest.space, boundary.layer))
+        entry = self.manifest.layers[boundary.layer].input
+        batch = self._batch(task)
+        x = np.empty((batch, *entry.shape), entry.dtype)
+        labels = np.empty((batch, *self.samples.labels.shape[1:]), self.samples.labels.dtype)
+        losses: list[float] = []
+        for number, (epoch, indices) in enumerate(batches(len(self.samples), batch, task)):
+            self.progress("train", number, task.steps)
+            with watch.part("activation_io"):
+                self._read(indices, epoch, task, boundary, x, labels)
+            with watch.part("training"):
+                loss = step.run(x, labels, step_seed(task, number))
+            if not math.isfinite(loss):
+                raise NonFiniteLoss(
+                    f"the loss is {loss} at step {number + 1} of round {task.round} with the rate {task.rate:g}; "
+                    "use a smaller rate, or look for extreme values in the data"
+                )
+            losses.append(loss)
+            with watch.part("optimiser"):
+                local.step(step.gradients, task.rate)
+        with watch.part("optimiser"):
+            if not np.isfinite(np.dot(local.x, local.x)):
+                raise NonFiniteLoss(f"parameters are not finite after round {task.round}; use a smaller rate")
+        return local, losses
+
+    def _read(
+        self,
+        indices: NDArray[np.int64],
+        epoch: int,
+        task: Task,
+        boundary: Boundary,
+        x: NDArray[Any],
+        labels: NDArray[Any],
+    ) -> None:
+        """One batch into the memory that the session is bound to."""
+        if boundary.layer:
+            assert self._stored is not None
+            self._stored.rows.read(indices, x)
+            np.take(self.samples.labels, indices, axis=0, out=labels, mode="clip")
+            return
+        inputs, labels[...] = self.samples.batch(indices)
+        augmentation = Augmentation(task.crop, task.flip)
+        x[...] = augmentation.apply(inputs, indices, task.seed, epoch) if augmentation else inputs
+
+
+def batches(count: int, batch: int, task: Task) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(epoch, samples) of each step: epoch after epoch in a new order, full batches only."""
+    done = 0
+    for number in range(task.steps):
+        epoch = task.round * _EPOCHS + number // max(1, count // batch)
+        if done >= count // batch or number == 0:
+            order, done = shuffled(count, task.seed, epoch), 0
+        yield epoch, order[done * batch : (done + 1) * batch]
+        done += 1
+
+
+def step_seed(task: Task, number: int) -> int:
+    """The seed of a step's dropout masks: the same for every engine."""
+    bits = sample_bits(task.seed, task.round, np.array([number], np.int64), _DROPOUT)
+    return int(bits[0] >> np.uint64(33))

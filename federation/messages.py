@@ -1,0 +1,63 @@
+"""What travels between the coordinator and a device, defined once for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from federation.axes.local import LocalRule
+from federation.axes.local.chain import check_rules
+from federation.errors import InputError
+
+MOST_STEPS = 10_000_000
+MOST_SAMPLES_PER_STEP = 65_536
+
+
+@dataclass(frozen=True)
+class Task:
+    """One device's work in one round."""
+
+    boundary: str  # or the name of a tier
+    steps: int
+    batch: int
+    rate: float
+    rules: tuple[LocalRule, ...] = ()
+    seed: int = 0  # with the round: order of samples, dropout, augmentation
+    round: int = 0
+    refresh_every: int = 1  # rounds for which stored activations are used; 1: they are always fresh
+    activations: Literal["float32", "float16"] = "float32"
+    crop: int = 0  # augmentation of images: pad by so many pixels and crop back; 0: none
+    flip: bool = False  # ... mirror every other image
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("steps", self.steps, 1, MOST_STEPS),
+            ("batch", self.batch, 1, MOST_SAMPLES_PER_STEP),
+            ("round", self.round, 0, MOST_STEPS),
+            ("refresh_every", self.refresh_every, 1, MOST_STEPS),
+        ):
+            if not least <= value <= most:
+                raise InputError(f"task: {name} must be from {least} to {most}, got {value}")
+        if self.activations not in ("float32", "float16"):
+            raise InputError(f"task: activations must be 'float32' or 'float16', got {self.activations!r}")
+        check_rules(self.rules)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a device says about a task: how it ended and what it cost. Of the data it says only how much there is."""
+
+    status: str  # 'done', or the reason of a failure
+    boundary: str
+    engine: str
+    profile: str
+    round: int
+    steps: int
+    batch: int
+    samples: int
+    loss: float | None  # mean over the steps
+    last_loss: float | None
+    seconds: dict[str, Any] = field(default_factory=dict)  # see edge_runtime/timing.py
+    memory: dict[str, int] = field(default_factory=dict)  # peak bytes on top of the idle process
+    bytes: dict[str, int] = field(default_factory=dict)  # stored activations, downloaded, uploaded
+    message: str = ""  # of a failure, in words
