@@ -139,8 +139,9 @@ def measure_here(case: Case) -> Measurement:
         step = open_step(directory, manifest, boundary, case.engine, settings)
         load += time.perf_counter() - began
         labels = random_labels_of(manifest, case.batch)
-        step.parameters[:] = map_weights(directory / manifest.weights.name, manifest.space)[step.suffix]
-        start = Start(step.parameters, case.iterations, RATE)
+        weights = map_weights(directory / manifest.weights.name, manifest.space)[step.suffix]
+        step.parameters[:] = weights
+        start = Start(step.parameters, case.iterations, RATE, received=weights)
         local = LocalStep(RULES, start, *runs(manifest.space, boundary.layer))
         training: list[float] = []
         optimiser: list[float] = []

@@ -33,7 +33,7 @@ _EPOCHS = 1 << 24  # more than a task has
 
 @dataclass(frozen=True)
 class Received:
-    """Vectors that come with a task, over the suffix that is trained."""
+    """Vectors that come with a task, over the suffix that is trained. They may be mapped files, and stay unchanged."""
 
     parameters: Vector
     momentum: Vector | None = None
@@ -171,7 +171,7 @@ class Trainer:
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
             start = Start(
-                step.parameters, task.steps, task.rate,
+                step.parameters, task.steps, task.rate, received.parameters,
                 received.momentum, received.control, received.server_momentum,
             )  # fmt: skip
             local = LocalStep(task.rules, start, *runs(self.manifest.space, boundary.layer))

@@ -47,6 +47,7 @@ def training_session(graph: Path | bytes, settings: Settings, *, trace: Path | N
     options = _options(settings)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_reuse = False  # planning it takes most of the loading time and holds blocks for later values
     if trace is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(trace)

@@ -40,7 +40,7 @@ class LocalStep:
             raise InputError(f"block: expected at least 1 element, got {block}")
         self.x = start.x
         self.rates = 0.0  # sum over the steps run so far
-        self._received = start.x.copy()
+        self._received = start.origin
         self._rules = [rule.begin(start) for rule in rules]
         for run in rest:  # a rule that moved x does not know which elements are weights
             self.x[run] = self._received[run]

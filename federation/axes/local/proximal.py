@@ -23,7 +23,7 @@ class Proximal:
         check_constant("proximal.mu", self.mu)
 
     def begin(self, start: Start) -> Running:
-        return _Running(self.mu, start.x.copy()) if self.mu else Plain()
+        return _Running(self.mu, start.origin) if self.mu else Plain()
 
 
 class _Running(Plain):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,19 +20,27 @@ class Start:
     x: Vector  # the parameters as received, moved in place by the steps, and by a rule's `begin` if it has to
     steps: int  # P, the number of local steps
     rate: float  # the local learning rate
+    received: Vector | None = None  # the same as x, kept unchanged by somebody (a mapped file); None: a copy is made
     momentum: Vector | None = None  # where the local momentum starts; None: at zero
     control: Vector | None = None  # c − c_i; None: zero, as in the first round
     server_momentum: Vector | None = None  # m_r; None: zero, as in the first round
+    _origin: Vector = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.x.ndim != 1 or self.x.dtype != np.float32 or not self.x.flags.writeable:
             kind = "" if self.x.flags.writeable else "read-only "
             raise InputError(f"x: expected a flat, writable float32 vector, got {kind}{self.x.dtype} {self.x.shape}")
-        for name in ("momentum", "control", "server_momentum"):
+        for name in ("received", "momentum", "control", "server_momentum"):
             check_like(name, getattr(self, name), self.x)
+        object.__setattr__(self, "_origin", self.x.copy() if self.received is None else self.received)
         if self.steps < 1:
             raise InputError(f"steps: expected at least 1, got {self.steps}")
         check_constant("rate", self.rate)
+
+    @property
+    def origin(self) -> Vector:
+        """The parameters as received; they stay as they are while x moves."""
+        return self._origin
 
 
 class Running(Protocol):
