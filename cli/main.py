@@ -21,6 +21,7 @@ from cli.bench import bench
 from cli.demo import demo
 from cli.export import export
 from cli.inspect import inspect
+from cli.train import train
 from cli.verify import verify
 from federation import __version__
 from federation.errors import EmbraceError, MissingPackage
@@ -66,6 +67,7 @@ def embrace(
 app.command()(export)
 app.command()(inspect)
 app.command()(verify)
+app.command()(train)
 app.add_typer(bench, name="bench")
 app.command()(demo)
 

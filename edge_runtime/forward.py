@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def store_activations(
     """Run `count` samples through some layers; what the last one gives is stored."""
     manifest, store = source.manifest, None
     parts = groups(manifest, layers.start, layers.stop, plan.memory, settings.profile)
-    with ThreadPoolExecutor(1, "fetch") as pool:
+    with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
         for part, graphs in _fetched(source, parts, pool, watch):
             with watch.part("load"):
                 sessions = [LayerForward(graph, settings) for graph in graphs]
@@ -81,40 +82,33 @@ def store_activations(
                     count, manifest.layers[part[-1]].output,
                     stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit,
                 )  # fmt: skip
-            try:
-                for start in range(0, count, plan.batch):
-                    stop = min(start + plan.batch, count)
-                    report(manifest.layers[part[-1]].name, part.start * count + len(part) * stop, layers.stop * count)
-                    with watch.part("activation_io"):
-                        value = store.rows(start, stop) if store else inputs(start, stop)
-                    for layer, session in zip(part, sessions, strict=True):
-                        value = _run(session, value, manifest.layers[layer].name, watch)
-                    with watch.part("activation_io"):
-                        following.write(start, value)
-            except BaseException:
-                following.close()
-                raise
-            finally:
-                if store:
-                    store.close()
+            unfinished.callback(following.close)
+            for start in range(0, count, plan.batch):
+                stop = min(start + plan.batch, count)
+                report(manifest.layers[part[-1]].name, part.start * count + len(part) * stop, layers.stop * count)
+                with watch.part("activation_io"):
+                    value = store.rows(start, stop) if store else inputs(start, stop)
+                value = _run_all(sessions, value, [manifest.layers[layer].name for layer in part], watch)
+                with watch.part("activation_io"):
+                    following.write(start, value)
+            if store:
+                store.close()
             store = following
             del sessions  # before the next group is loaded
             for layer in part:
                 source.release(layer)
+        unfinished.pop_all()  # nothing failed: the last store is the caller's
     if store is None:
         raise ValueError("no layers to run")
     return store
 
 
-def predict(
-    source: LayerSource, layers: range, batches: Iterator[NDArray[Any]], settings: Settings
-) -> Iterator[NDArray[Any]]:
-    """Run batches through layers that are all loaded at once: for the few that a device trains."""
-    sessions = [LayerForward(source.fetch(layer), settings) for layer in layers]
-    for value in batches:
-        for session in sessions:
-            value = session(value)
-        yield value
+def _run_all(
+    sessions: Sequence[LayerForward], value: NDArray[Any], names: Sequence[str], watch: Stopwatch
+) -> NDArray[Any]:
+    for session, name in zip(sessions, names, strict=True):
+        value = _run(session, value, name, watch)
+    return value
 
 
 def _run(session: LayerForward, value: NDArray[Any], name: str, watch: Stopwatch) -> NDArray[Any]:

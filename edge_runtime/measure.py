@@ -8,12 +8,13 @@ Random inputs serve: neither memory nor time depends on the values.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,29 +71,44 @@ class Measurement:
 
 def measure(case: Case) -> Measurement:
     """Measure in a process of its own; OutOfMemory if that process did not survive."""
-    command = [sys.executable, "-m", "edge_runtime.measure"]
-    root = Path(__file__).resolve().parents[1]
-    answer = subprocess.run(
-        command, input=json.dumps(asdict(case)), capture_output=True, text=True, timeout=TIMEOUT, cwd=root, check=False
-    )
+    there = replace(case, bundle=str(Path(case.bundle).resolve()))  # the process runs in another directory
+    return Measurement(**in_fresh_process("edge_runtime.measure", asdict(there), f"a trial step from {case.boundary!r}"))
+
+
+def in_fresh_process(module: str, request: dict[str, Any], what: str) -> dict[str, Any]:
+    """Run `python -m MODULE` with a request as JSON on its standard input; gives its answer.
+
+    Temporary files of the process go with a folder of ours, even if it is killed. It ends when we are interrupted.
+    """
+    with tempfile.TemporaryDirectory(prefix="embrace-") as folder:
+        answer = subprocess.run(
+            [sys.executable, "-m", module],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            cwd=Path(__file__).resolve().parents[1],
+            env={**os.environ, "TMPDIR": folder},
+            check=False,
+        )
     if answer.returncode in _KILLED:
-        raise OutOfMemory(f"a trial step from {case.boundary!r} was ended by the system")
+        raise OutOfMemory(f"{what} was ended by the system")
     if answer.returncode:
         last = answer.stderr.strip().splitlines()[-1:] or ["no message"]
         if answer.returncode == OUT_OF_MEMORY_EXIT:
             raise OutOfMemory(last[0])
-        raise EmbraceError(f"a trial step from {case.boundary!r} failed: {last[0]}")
-    return Measurement(**json.loads(answer.stdout))
+        raise EmbraceError(f"{what} failed: {last[0]}")
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
 
 
 OUT_OF_MEMORY_EXIT = 12
 
 
-def main() -> None:
-    """The process: a case on standard input, its measurement on standard output."""
-    case = Case(**json.load(sys.stdin))
+def answer_request(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The other side of it: a request from standard input, its answer to standard output."""
     try:
-        json.dump(asdict(measure_here(case)), sys.stdout)
+        json.dump(work(json.load(sys.stdin)), sys.stdout)
     except (OutOfMemory, MemoryError) as error:
         sys.exit(_fail(str(error) or "not enough memory", OUT_OF_MEMORY_EXIT))
     except EmbraceError as error:
@@ -117,24 +133,29 @@ def measure_here(case: Case) -> Measurement:
     forward: list[float] = []
     io: list[float] = []
     load = 0.0
-    with PeakMeter() as meter, tempfile.TemporaryDirectory(dir=directory.parent) as folder:
+    count = case.warm_up + case.iterations
+    with PeakMeter() as meter:
         x = random_inputs(entry, case.batch, manifest.vocabulary)
         if frozen:
-            store = ActivationStore(case.batch, entry, stored_as=case.stored_as, folder=Path(folder))
+            # Beside the bundle, because temporary files may lie in memory. Every batch has its own rows, as in a round:
+            # rows written and read for the first time cost more than those that a cache still holds.
+            store = ActivationStore(count * case.batch, entry, stored_as=case.stored_as, folder=directory.parent)
+            order = np.random.default_rng(0).permutation(count * case.batch).reshape(count, case.batch)
             first = random_inputs(manifest.input, case.batch, manifest.vocabulary)
-            compute = np.zeros(case.iterations + case.warm_up)
+            compute = np.zeros(count)
             for layer in frozen:
                 began = time.perf_counter()
                 session = LayerForward(directory / manifest.layers[layer].forward.name, settings)
                 load += time.perf_counter() - began
-                for number in range(len(compute)):
+                for number in range(count):
                     began = time.perf_counter()
                     output = session(first)
                     compute[number] += time.perf_counter() - began
                 first = output
                 del session, output
             forward = compute[case.warm_up :].tolist()
-            io = [_timed(lambda: store.write(0, first)) for _ in compute]
+            io = [_timed(partial(store.write, number * case.batch, first)) for number in range(count)]
+            del first
         began = time.perf_counter()
         step = open_step(directory, manifest, boundary, case.engine, settings)
         load += time.perf_counter() - began
@@ -145,9 +166,9 @@ def measure_here(case: Case) -> Measurement:
         local = LocalStep(RULES, start, *runs(manifest.space, boundary.layer))
         training: list[float] = []
         optimiser: list[float] = []
-        for number in range(case.warm_up + case.iterations):
+        for number in range(count):
             if frozen:
-                io[number] += _timed(lambda: store.read(np.arange(case.batch), x))
+                io[number] += _timed(partial(store.read, order[number], x))
             training.append(_timed(partial(step.run, x, labels, number)))
             optimiser.append(_timed(lambda: local.step(step.gradients, RATE)))
     share = None
@@ -197,4 +218,4 @@ def random_labels_of(manifest: Manifest, count: int) -> np.ndarray[Any, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    answer_request(lambda request: asdict(measure_here(Case(**request))))

@@ -55,8 +55,10 @@ class PeakMeter:
     The kernel keeps a peak of the sum only. What lives for less than a millisecond can escape the look, not the sum.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, baseline: Memory | None = None) -> None:
+        """`baseline`: what counts as there before; None: what is there when it is entered."""
         self.peak: Peak | None = None
+        self.before = baseline
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="memory", daemon=True)
         self._most = [0, 0]
@@ -66,7 +68,7 @@ class PeakMeter:
             OSError
         ):  # then the peak is that of the whole process so far, which can only be larger
             _CLEAR.write_text("5")  # the peak starts anew from what is resident now
-        self.before = current_memory()
+        self.before = self.before or current_memory()
         if self.before is not None:
             self._thread.start()
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,7 @@ import numpy as np
 from federation.errors import DiskFull, InputError
 from federation.space import Vector
 
-MOST_HEADER_BYTES = 1 << 20
+MOST_HEADER_BYTES = 16 << 20  # a round of history takes about two kilobytes
 
 
 def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, str]) -> None:
@@ -39,7 +40,8 @@ def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, st
         draft.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DiskFull(f"no room to keep {path}; what was there before is unchanged") from None
         raise InputError(f"cannot write {path}: {error.strerror}") from None
@@ -48,27 +50,28 @@ def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, st
 def load_state(path: Path) -> tuple[dict[str, Vector], dict[str, str]]:
     """The vectors, mapped and not yet read, and the words."""
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
                 raise ValueError("no header")
             entries = json.loads(file.read(length))
-        about = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
-        vectors: dict[str, Vector] = {}
-        for name, entry in entries.items():
-            start, stop = map(int, entry["data_offsets"])
-            if entry["dtype"] != "F32" or not 0 <= start <= stop <= size - 8 - length or (stop - start) % 4:
-                raise ValueError(f"{name} does not lie in the file")
-            shape = ((stop - start) // 4,)
-            vectors[name] = (
-                np.memmap(path, np.dtype("<f4"), "r", offset=8 + length + start, shape=shape)
-                if stop > start
-                else np.zeros(0, np.float32)
-            )
+            about = {str(key): str(value) for key, value in entries.pop("__metadata__", {}).items()}
+            vectors: dict[str, Vector] = {}
+            for name, entry in entries.items():
+                start, stop = map(int, entry["data_offsets"])
+                if entry["dtype"] != "F32" or not 0 <= start <= stop <= size - 8 - length or (stop - start) % 4:
+                    raise ValueError(f"{name} does not lie in the file")
+                shape = ((stop - start) // 4,)
+                # Mapped by the open file, not by its name, which may mean a newer file by now.
+                vectors[name] = (
+                    np.memmap(file, np.dtype("<f4"), "r", offset=8 + length + start, shape=shape)
+                    if stop > start
+                    else np.zeros(0, np.float32)
+                )
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is no saved state: {error}; remove it to begin anew") from None
     return vectors, about
 

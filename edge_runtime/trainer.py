@@ -19,9 +19,10 @@ from edge_runtime.engine.session import Settings
 from edge_runtime.forward import ForwardPlan, store_activations
 from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
-from edge_runtime.memory import PeakMeter
+from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.timing import Stopwatch
 from federation.axes.local import LocalStep, Start, runs
+from federation.axes.local.rule import check_like
 from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary
 from federation.messages import Report, Task
@@ -59,6 +60,7 @@ class _Stored:
     stored_as: str
     version: str
     round: int
+    seed: int
     augmentation: Augmentation
 
 
@@ -84,19 +86,20 @@ class Trainer:
         self.forward_share, self.progress = forward_share, progress
         self._step: tuple[str, Step] | None = None
         self._stored: _Stored | None = None
+        self._idle = current_memory()
 
     def run(self, task: Task, received: Received, watch: Stopwatch | None = None) -> Outcome:
         """Run a task. A failure leaves nothing behind but this trainer's own buffers."""
         boundary = self.manifest.boundary(task.boundary)
         watch = watch or Stopwatch()
-        meter = PeakMeter()
+        meter = PeakMeter(self._idle)
         try:
             with meter:
                 self._prepare(task, boundary, watch)
                 local, losses = self._train(task, boundary, received, watch)
         except (MemoryError, OutOfMemory) as error:
             self.close()
-            raise OutOfMemory(f"training from {boundary.name!r}: {error or 'not enough memory'}") from None
+            raise OutOfMemory(f"training from {boundary.name!r}: {str(error) or 'not enough memory'}") from None
         stored = self._stored.rows.nbytes if self._stored and boundary.layer else 0
         report = Report(
             status="done",
@@ -122,6 +125,10 @@ class Trainer:
             self._stored.rows.close()
         self._stored = None
 
+    def _advice(self, boundary: Boundary) -> str:
+        smaller = [b.name for b in self.manifest.boundaries if b.layer > boundary.layer]
+        return f"{smaller[0]!r} is the next smaller boundary" if smaller else "use a smaller batch"
+
     def _batch(self, task: Task) -> int:
         return min(task.batch, len(self.samples))
 
@@ -145,9 +152,13 @@ class Trainer:
         if stored is None or (stored.layer, stored.stored_as) != (boundary.layer, task.activations):
             return False
         augmentation = Augmentation(task.crop, task.flip)
-        if stored.version == self.source.version and not augmentation and not stored.augmentation:
-            return True  # the same layers on the same data give the same
-        return 0 <= task.round - stored.round < task.refresh_every
+        if stored.augmentation != augmentation:
+            return False
+        if task.refresh_every > 1 and 0 <= task.round - stored.round < task.refresh_every:
+            return True
+        # The same layers on the same data give the same.
+        same_data = not augmentation or (stored.seed, stored.round) == (task.seed, task.round)
+        return same_data and stored.version == self.source.version
 
     def _store(self, task: Task, boundary: Boundary, watch: Stopwatch) -> _Stored:
         augmentation = Augmentation(task.crop, task.flip)
@@ -161,13 +172,14 @@ class Trainer:
         rows = store_activations(
             self.source, range(boundary.layer), inputs, len(self.samples), plan, self.settings, watch, self.progress
         )
-        return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, augmentation)
+        return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, task.seed, augmentation)
 
     def _train(
         self, task: Task, boundary: Boundary, received: Received, watch: Stopwatch
     ) -> tuple[LocalStep, list[float]]:
         assert self._step is not None
         step = self._step[1]
+        check_like("parameters", received.parameters, step.parameters)
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
             start = Start(

@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from federation.axes.local import LocalRule
 from federation.axes.local.chain import check_rules
+from federation.axes.local.rule import check_constant
 from federation.errors import InputError
 
 MOST_STEPS = 10_000_000
 MOST_SAMPLES_PER_STEP = 65_536
+MOST_PIXELS = 65_536
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,13 @@ class Task:
             ("batch", self.batch, 1, MOST_SAMPLES_PER_STEP),
             ("round", self.round, 0, MOST_STEPS),
             ("refresh_every", self.refresh_every, 1, MOST_STEPS),
+            ("crop", self.crop, 0, MOST_PIXELS),
         ):
             if not least <= value <= most:
                 raise InputError(f"task: {name} must be from {least} to {most}, got {value}")
         if self.activations not in ("float32", "float16"):
             raise InputError(f"task: activations must be 'float32' or 'float16', got {self.activations!r}")
+        check_constant("task: rate", self.rate)
         check_rules(self.rules)
 
 

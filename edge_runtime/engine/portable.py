@@ -42,7 +42,11 @@ class TrainingStep(BoundStep):
         endings = {"weight": ".grad", "statistic": ".new"}
         outputs = [Wire(name + endings[self.kinds[name]], result) for name, result in self.results.items()]
         self.connect(training_session(graph, settings or Settings(), trace=trace), inputs, outputs)
-        self._binding.bind_output("predictions", "cpu")  # its size follows the batch: onnxruntime allocates it
+        self.rebind()
+
+    def rebind(self) -> None:
+        # Its size follows the batch: onnxruntime allocates it, and would keep the first size for ever.
+        self._binding.bind_output("predictions", "cpu")
 
     def predictions(self) -> NDArray[Any]:
         """What the last run predicted for its batch."""

@@ -62,8 +62,9 @@ class BoundStep:
         """One forward and backward pass; gives the loss, leaves the gradients in `gradients`."""
         for name, value in (("input", batch), ("labels", labels)):
             known = self._bound.get(name)
-            if known is None or known.ctypes.data != value.ctypes.data or known.shape != value.shape:
+            if known is None or _layout(known) != _layout(value):
                 self._bind_input(Wire(name, np.ascontiguousarray(value)))
+                self.rebind()
         self._seed[...] = seed
         self.prepare()
         try:
@@ -77,10 +78,18 @@ class BoundStep:
     def prepare(self) -> None:
         """What an engine has to do before each run."""
 
+    def rebind(self) -> None:
+        """What an engine has to bind anew when batches come in other memory, which may be of another size."""
+
     def _bind_input(self, wire: Wire) -> None:
         if wire.name in self._wanted:  # a graph may not need a parameter's old value
             self._binding.bind_input(*_pointer(wire))
         self._bound[wire.name] = wire.memory  # the session keeps an address: the memory must stay
+
+
+def _layout(memory: NDArray[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]:
+    """Where and how an array lies: its transpose begins at the same address and may have the same shape."""
+    return memory.ctypes.data, memory.shape, memory.strides, memory.dtype
 
 
 def _pointer(wire: Wire) -> tuple[str, str, int, Any, tuple[int, ...], int]:

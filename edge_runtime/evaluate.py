@@ -1,0 +1,72 @@
+"""How well weights do on data: the multi-step forward pass through all layers, and the model's own loss."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.activations import ActivationStore
+from edge_runtime.data import Samples
+from edge_runtime.engine.session import Settings
+from edge_runtime.forward import ForwardPlan, Report, store_activations
+from edge_runtime.layers import LayerSource, TrainedSource
+from edge_runtime.timing import Stopwatch
+from federation.metrics import Score, score
+from federation.space import Vector
+
+_ROWS = 1024  # predictions that are scored at a time
+
+
+class Evaluator:
+    """Scores what is trained from one layer on; the frozen layers in front are run once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        source: LayerSource,
+        first_layer: int,
+        samples: Samples,
+        *,
+        settings: Settings,
+        plan: ForwardPlan,
+        progress: Report = lambda what, done, total: None,
+    ) -> None:
+        self.directory, self.source, self.first_layer, self.samples = directory, source, first_layer, samples
+        self.settings, self.plan, self.progress = settings, replace(plan, stored_as="float32"), progress
+        self._stored: ActivationStore | None = None
+
+    def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:
+        """The score with these weights from the first trained layer on."""
+        manifest, watch = self.source.manifest, watch or Stopwatch()
+        with watch.part("evaluation"), tempfile.TemporaryDirectory(prefix="embrace-") as folder:
+            own = Stopwatch(watch.now)  # its parts are part of evaluation, not of training
+            if self.first_layer and self._stored is None:
+                self._stored = self._run(self.source, range(self.first_layer), own)
+            source = TrainedSource(self.directory, manifest, self.first_layer, trained, Path(folder))
+            outputs = self._run(source, range(self.first_layer, len(manifest.layers)), own)
+            total = Score()
+            for start in range(0, len(self.samples), _ROWS):
+                stop = min(start + _ROWS, len(self.samples))
+                total += score(manifest.loss, outputs.rows(start, stop), self.samples.labels[start:stop])
+            outputs.close()
+        return total
+
+    def _run(self, source: LayerSource, layers: range, watch: Stopwatch) -> ActivationStore:
+        return store_activations(
+            source, layers, self._inputs, len(self.samples), self.plan, self.settings, watch, self.progress
+        )
+
+    def _inputs(self, start: int, stop: int) -> NDArray[Any]:
+        if self._stored is not None:
+            return self._stored.rows(start, stop)
+        return self.samples.batch(np.arange(start, stop))[0]
+
+    def close(self) -> None:
+        """Give back what was stored."""
+        if self._stored:
+            self._stored.close()

@@ -1,0 +1,146 @@
+"""Training on one device alone: rounds over the local data, a checkpoint after each, scores before and after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.budget import Allowance
+from edge_runtime.data import Samples, check_trainable
+from edge_runtime.evaluate import Evaluator
+from edge_runtime.layers import BundleSource
+from edge_runtime.state import load_state, save_state
+from edge_runtime.timing import Stopwatch
+from edge_runtime.trainer import Received, Trainer
+from federation.axes.local import encode_rules
+from federation.errors import EmptyData, InputError
+from federation.manifest import MANIFEST_NAME, Manifest
+from federation.messages import Report, Task
+from federation.metrics import Score
+from federation.schedule import Schedule
+from federation.space import Vector
+from federation.weights import map_weights
+
+# What happens now, and how many of how many steps of it are done.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a run does; a checkpoint continues only a run with the same."""
+
+    task: Task  # of round 0; later rounds differ in their number and rate
+    schedule: Schedule
+    allow_single_class: bool = False
+
+
+@dataclass
+class History:
+    """Everything a run has to tell."""
+
+    before: Score | None = None
+    after: Score | None = None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    resumed_at: int = 0
+
+
+def fine_tune(
+    directory: Path,
+    manifest: Manifest,
+    train: Samples,
+    held_out: Samples | None,
+    settled: Settled,
+    allowance: Allowance,
+    *,
+    num_rounds: int,
+    checkpoint: Path,
+    progress: Progress = lambda what, done, total: None,
+    on_round: Callable[[Report, Score | None], None] = lambda report, score: None,
+) -> tuple[Vector, History]:
+    """Train round after round; gives the trained suffix. A kill loses at most the round it interrupts."""
+    check_trainable(train, settled.allow_single_class)
+    if held_out is not None and len(held_out) == 0:
+        raise EmptyData(f"{held_out.name}: nothing is held out to evaluate with; use more data or --holdout 0")
+    layer = allowance.boundary.layer
+    source = BundleSource(directory, manifest)
+    original = map_weights(directory / manifest.weights.name, manifest.space)[manifest.space.suffix(layer)]
+    key = _key(directory, settled, allowance)
+    vectors, history = _resume(checkpoint, key, original)
+    trial = allowance.trial
+    trainer = Trainer(
+        directory, source, train,
+        engine=allowance.engine, settings=allowance.settings, plan=allowance.plan,
+        forward_share=trial.forward_share if trial else None, progress=progress,
+    )  # fmt: skip
+    evaluator = None
+    if held_out is not None:
+        evaluator = Evaluator(
+            directory, source, layer, held_out, settings=allowance.settings, plan=allowance.plan, progress=progress
+        )
+    try:
+        if evaluator and history.before is None:
+            history.before = evaluator.score(original)
+        for number in range(len(history.rounds), num_rounds):
+            watch = Stopwatch()
+            task = replace(settled.task, round=number, rate=settled.schedule.at(number))
+            outcome = trainer.run(task, Received(vectors["parameters"], vectors.get("momentum")), watch)
+            kept = {"parameters": outcome.parameters, **outcome.local.state()}
+            history.after = evaluator.score(outcome.parameters, watch) if evaluator else None
+            with watch.part("state"):
+                entry = {**asdict(outcome.report), "evaluation": _encode(history.after)}
+                history.rounds.append(entry)
+                save_state(checkpoint, kept, {"key": key, "history": json.dumps(_history(history))})
+                vectors, _ = load_state(checkpoint)  # mapped: the next round starts from what was kept
+            entry["seconds"] = asdict(watch.timings(trainer.forward_share))
+            on_round(replace(outcome.report, seconds=entry["seconds"]), history.after)
+    finally:
+        trainer.close()
+        if evaluator:
+            evaluator.close()
+    return np.array(vectors["parameters"]), history
+
+
+def _key(directory: Path, settled: Settled, allowance: Allowance) -> str:
+    """What has to be the same for a checkpoint to be continued, as JSON."""
+    task = {**asdict(settled.task), "rules": encode_rules(settled.task.rules)}
+    bundle = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
+    place = {"boundary": allowance.boundary.name, "engine": allowance.engine}
+    return json.dumps({"bundle": bundle, **task, **place, **asdict(settled.schedule)}, sort_keys=True)
+
+
+def _resume(checkpoint: Path, key: str, original: Vector) -> tuple[dict[str, Vector], History]:
+    """The state to go on from: the checkpoint's, or the bundle's own weights."""
+    if not checkpoint.exists():
+        return {"parameters": original}, History()
+    vectors, about = load_state(checkpoint)
+    try:
+        found, wanted = json.loads(about["key"]), json.loads(key)
+        told = json.loads(about["history"])
+        history = History(_decode(told["before"]), _decode(told["after"]), told["rounds"], len(told["rounds"]))
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{checkpoint} is no checkpoint of this program; remove it or use --fresh") from None
+    differing = sorted(name for name in wanted if found.get(name) != wanted[name])
+    if differing or vectors["parameters"].shape != original.shape:
+        raise InputError(
+            f"{checkpoint} belongs to a run with another {', '.join(differing) or 'size'}; "
+            "repeat that run's options to continue it, or begin anew with --fresh"
+        )
+    return vectors, history
+
+
+def _history(history: History) -> dict[str, Any]:
+    return {"before": _encode(history.before), "after": _encode(history.after), "rounds": history.rounds}
+
+
+def _encode(score: Score | None) -> dict[str, Any] | None:
+    return asdict(score) if score else None
+
+
+def _decode(told: dict[str, Any] | None) -> Score | None:
+    return Score(**told) if told else None

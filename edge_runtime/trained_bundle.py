@@ -1,0 +1,73 @@
+"""A bundle with other weights: what comes out of training on a device."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from federation.errors import DiskFull, InputError
+from federation.manifest import MANIFEST_NAME, FileRef, Manifest, dumps
+from federation.space import Vector
+from federation.weights import header
+
+_CHUNK = 1 << 20
+
+
+def check_target(out: Path) -> None:
+    """Refuse to write over something before the work is done, not after."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists and is not empty; choose another --out or remove it")
+
+
+def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained: Vector, out: Path) -> Manifest:
+    """Copy a bundle with new weights from one layer on; it appears under its name only when it is complete."""
+    check_target(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+            draft = Path(folder) / "bundle"
+            draft.mkdir()
+            for kept in manifest.files():
+                if kept != manifest.weights:
+                    _link(directory / kept.name, draft / kept.name)
+            weights = draft / manifest.weights.name
+            shutil.copyfile(directory / manifest.weights.name, weights)
+            with weights.open("r+b") as file:
+                file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
+                file.write(np.ascontiguousarray(trained, "<f4").data)
+                file.flush()
+                os.fsync(file.fileno())
+            new = replace(manifest, weights=FileRef(manifest.weights.name, _sha256(weights), manifest.weights.bytes))
+            (draft / MANIFEST_NAME).write_text(dumps(new))
+            if out.exists():
+                out.rmdir()
+            draft.rename(out)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(f"no room for the trained bundle in {out.parent}") from None
+        raise InputError(f"cannot write {out}: {error.strerror}") from None
+    return new
+
+
+def _link(source: Path, target: Path) -> None:
+    """Graphs never change: a second name for the same file costs nothing. Where that is not possible, a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
