@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -140,7 +141,8 @@ def allow(
     else:
         chosen = manifest.boundary(boundary)
         needed, trial = _check_told(manifest, chosen, batch, room, budget, idle, trials)
-    plan, picked = _forward_plan(manifest, chosen, room, samples, profile, activations, work)
+    spare = max(room - needed, room // 8)
+    plan, picked = _forward_plan(manifest, chosen, spare, samples, profile, activations, work)
     return Allowance(
         chosen, choose_engine(chosen, engine), replace(settings, profile=picked), plan,
         budget, budget_from, idle, needed, trial,
@@ -182,33 +184,27 @@ def _check_told(
 
 
 def _forward_plan(
-    manifest: Manifest, boundary: Boundary, room: int, samples: int, profile: str, activations: str, work: Path
+    manifest: Manifest, boundary: Boundary, spare: int, samples: int, profile: str, activations: str, work: Path
 ) -> tuple[ForwardPlan, Profile]:
-    """How the frozen layers are run: half of the room for weights, a quarter for the batch that passes through.
+    """How the frozen layers are run: in what training leaves, because the runtime keeps the memory it once had.
 
-    Activations stay in memory if they take less than an eighth of the room, because training needs the rest.
+    Half of it is for weights, a quarter for the batch that passes through, a quarter for stored activations; what does
+    not fit there goes to a file.
     """
     frozen = manifest.layers[: boundary.layer]
     weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in frozen]
     picked: Profile
     if profile == "auto":
-        picked = "fast" if 2 * max(weights, default=0) <= room // 2 else "low_memory"
+        picked = "fast" if 2 * max(weights, default=0) <= spare // 2 else "low_memory"
     elif profile in ("fast", "low_memory"):
         picked = "fast" if profile == "fast" else "low_memory"
     else:
         raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
-    through = max((FLOAT_BYTES * max(layer.activations, _size(layer.output.shape)) for layer in frozen), default=1)
-    batch = max(1, min(LARGEST_FORWARD_BATCH, room // 4 // (2 * through)))
-    stored = samples * _size(manifest.layers[boundary.layer].input.shape) * (2 if activations == "float16" else 4)
-    folder = None if stored <= room // 8 else work / "activations"
-    return ForwardPlan(batch=batch, memory=room // 2, folder=folder), picked
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for dim in shape:
-        size *= dim
-    return size
+    through = max((FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in frozen), default=1)
+    batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))
+    stored = samples * math.prod(manifest.layers[boundary.layer].input.shape) * (2 if activations == "float16" else 4)
+    folder = None if stored <= spare // 4 else work / "activations"
+    return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked
 
 
 def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, settings: Settings, work: Path) -> Trials:

@@ -95,11 +95,14 @@ class Trainer:
         meter = PeakMeter(self._idle)
         try:
             with meter:
-                self._prepare(task, boundary, watch)
-                local, losses = self._train(task, boundary, received, watch)
+                with watch.part("load"):
+                    self._prepare(task, boundary, watch)
+                with watch.part("training"):
+                    local, losses = self._train(task, boundary, received, watch)
         except (MemoryError, OutOfMemory) as error:
             self.close()
-            raise OutOfMemory(f"training from {boundary.name!r}: {str(error) or 'not enough memory'}") from None
+            problem = str(error) or "not enough memory"
+            raise OutOfMemory(f"training from {boundary.name!r}: {problem}; {self._advice(boundary)}") from None
         stored = self._stored.rows.nbytes if self._stored and boundary.layer else 0
         report = Report(
             status="done",
@@ -143,8 +146,7 @@ class Trainer:
             self._stored = self._store(task, boundary, watch)
         if self._step is None or self._step[0] != boundary.name:
             self._step = None  # the old one goes before the new one comes
-            with watch.part("load"):
-                step = open_step(self.directory, self.manifest, boundary, self.engine, self.settings)
+            step = open_step(self.directory, self.manifest, boundary, self.engine, self.settings)
             self._step = boundary.name, step
 
     def _still_good(self, task: Task, boundary: Boundary) -> bool:
@@ -189,15 +191,17 @@ class Trainer:
             local = LocalStep(task.rules, start, *runs(self.manifest.space, boundary.layer))
         entry = self.manifest.layers[boundary.layer].input
         batch = self._batch(task)
-        x = np.empty((batch, *entry.shape), entry.dtype)
-        labels = np.empty((batch, *self.samples.labels.shape[1:]), self.samples.labels.dtype)
+        with watch.part("activation_io"):
+            x = np.empty((batch, *entry.shape), entry.dtype)
+            labels = np.empty((batch, *self.samples.labels.shape[1:]), self.samples.labels.dtype)
+        order = batches(len(self.samples), batch, task)
         losses: list[float] = []
-        for number, (epoch, indices) in enumerate(batches(len(self.samples), batch, task)):
+        for number in range(task.steps):
             self.progress("train", number, task.steps)
             with watch.part("activation_io"):
+                epoch, indices = next(order)
                 self._read(indices, epoch, task, boundary, x, labels)
-            with watch.part("training"):
-                loss = step.run(x, labels, step_seed(task, number))
+            loss = step.run(x, labels, step_seed(task, number))
             if not math.isfinite(loss):
                 raise NonFiniteLoss(
                     f"the loss is {loss} at step {number + 1} of round {task.round} with the rate {task.rate:g}; "

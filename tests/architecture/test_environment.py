@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
-import pytest
-
-DEVICE_PYTHON = Path(__file__).resolve().parents[2] / ".venv-stock" / "bin" / "python"
+from tests.stock_python import STOCK_PYTHON, needs_stock_python
 
 
 def test_exactly_one_onnxruntime_is_installed() -> None:
@@ -16,8 +13,8 @@ def test_exactly_one_onnxruntime_is_installed() -> None:
     assert len(set(packages_distributions()["onnxruntime"])) == 1
 
 
-@pytest.mark.skipif(not DEVICE_PYTHON.exists(), reason="needs `make venv-stock`")
+@needs_stock_python
 def test_a_device_has_nothing_heavy() -> None:
     heavy = ["fastapi", "onnx", "pydantic", "sqlalchemy", "torch"]
     program = f"from importlib.util import find_spec; print(*filter(find_spec, {heavy}))"
-    assert subprocess.check_output([DEVICE_PYTHON, "-c", program], text=True).split() == []
+    assert subprocess.check_output([STOCK_PYTHON, "-c", program], text=True).split() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,9 @@ from torch import Tensor, nn
 from federation.manifest import Loss
 from model_export.graph import serialise
 from tests.autodiff.module_harness import Step, prepare_step
+from tests.stock_python import STOCK_PYTHON, needs_stock_python
 
-ROOT = Path(__file__).resolve().parents[2]
-STOCK_PYTHON = Path(os.environ.get("EMBRACE_STOCK_PYTHON", ROOT / ".venv-stock" / "bin" / "python"))
-
-pytestmark = pytest.mark.skipif(not STOCK_PYTHON.exists(), reason="needs `make venv-stock`, or EMBRACE_STOCK_PYTHON")
+pytestmark = needs_stock_python
 
 
 def convolutions() -> Step:
