@@ -37,7 +37,7 @@ def demo(
             from model_export.verify import verify_bundle
 
             compared = verify_bundle(directory, progress=report)
-        trained = _train(directory, epochs)
+        trained = _train(directory, manifest, epochs)
     seconds = time.perf_counter() - started
     if json_:
         show.print_json(
@@ -60,17 +60,18 @@ def _export(directory: Path, report: show.Report) -> Manifest:
     return export_bundle(load_source("digits"), directory, progress=report)
 
 
-def _train(directory: Path, epochs: int) -> list[LocalResult]:
+def _train(directory: Path, manifest: Manifest, epochs: int) -> list[LocalResult]:
     """One device after the other, each with its own share of the images, the second from the first one's weights."""
     with show.progress("load digits"):
         from bench.digits_demo import load_digits, train_locally
 
-        data, weights, results = load_digits(), None, []
-    for number, tier in enumerate(TIERS):
+        shares, held_out = load_digits(manifest, len(TIERS))
+    results = []
+    for tier, samples in zip(TIERS, shares, strict=True):
+        out = directory.with_name(f"digits-{tier}")
         with show.progress(f"train the {tier} device") as report:
-            share = data.share(number, of=len(TIERS))
-            weights, result = train_locally(directory, tier, share, epochs=epochs, start=weights, progress=report)
-        results.append(result)
+            results.append(train_locally(directory, tier, samples, held_out, out, epochs=epochs, progress=report))
+        directory = out
     return results
 
 
@@ -83,7 +84,7 @@ def _print(
     screen.print(inspect.short_table(manifest))
     screen.print("3. embrace verify: the training graphs against PyTorch's autograd", style="bold")
     verify.print_results(compared, verify.TOLERANCE)
-    screen.print(f"4. two devices train it, {epochs} epochs each, with the portable engine and numpy", style="bold")
+    screen.print(f"4. two devices train it, {epochs} epochs each, with the portable engine", style="bold")
     rows = [
         (
             tier,
