@@ -43,7 +43,10 @@ class Evaluator:
     def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:
         """The score with these weights from the first trained layer on."""
         manifest, watch = self.source.manifest, watch or Stopwatch()
-        with watch.part("evaluation"), tempfile.TemporaryDirectory(prefix="embrace-") as folder:
+        place = self.plan.folder  # where memory is short, not in /tmp: that is memory on many systems
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)
+        with watch.part("evaluation"), tempfile.TemporaryDirectory(prefix="embrace-", dir=place) as folder:
             own = Stopwatch(watch.now)  # its parts are part of evaluation, not of training
             if self.first_layer and self._stored is None:
                 self._stored = self._run(self.source, range(self.first_layer), own)
