@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import show
+from federation.bundle_files import check_bundle
 from federation.errors import DataError, InputError, TaskFailed
 from federation.manifest import Manifest, read_manifest
 
@@ -76,6 +77,7 @@ def train(
         from edge_runtime.trained_bundle import check_target
 
         check_target(out)
+        check_bundle(bundle, manifest)
         settings = Settings(threads, spinning)
         samples = load_samples(data, manifest, label=label)
         held_out = load_samples(test, manifest, label=label) if test else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import tempfile
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from federation.bundle_files import file_ref
 from federation.errors import DiskFull, InputError
-from federation.manifest import MANIFEST_NAME, FileRef, Manifest, dumps
+from federation.manifest import MANIFEST_NAME, Manifest, dumps
 from federation.space import Vector
 from federation.weights import header
-
-_CHUNK = 1 << 20
 
 
 def check_target(out: Path) -> None:
@@ -44,7 +42,7 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
                 file.write(np.ascontiguousarray(trained, "<f4").data)
                 file.flush()
                 os.fsync(file.fileno())
-            new = replace(manifest, weights=FileRef(manifest.weights.name, _sha256(weights), manifest.weights.bytes))
+            new = replace(manifest, weights=file_ref(draft, manifest.weights.name))
             (draft / MANIFEST_NAME).write_text(dumps(new))
             if out.exists():
                 out.rmdir()
@@ -63,11 +61,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.engine.session import Settings, inference_session, training_session
+from federation.bundle_files import file_ref
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import (
@@ -298,21 +298,6 @@ def _write_ort(
         target,
     )
     return tuple(file_ref(directory, f"{folder}/{path.name}") for path in sorted(paths)), []
-
-
-def file_ref(directory: Path, name: str) -> FileRef:
-    path = directory / name
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read())
-    return FileRef(name, digest.hexdigest(), path.stat().st_size)
-
-
-def check_files(manifest: Manifest, directory: Path) -> Iterable[str]:
-    """Names of files whose bytes are not what the manifest says."""
-    for ref in manifest.files():
-        path = directory / ref.name
-        if not path.is_file() or file_ref(directory, ref.name) != ref:
-            yield ref.name
 
 
 def _file_stem(index: int, name: str) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
+from federation.bundle_files import check_bundle
 from federation.errors import BundleError, InputError
 from federation.manifest import Boundary, Manifest, read_manifest
 from federation.weights import map_weights
-from model_export.bundle import check_files
 from model_export.onnx_oracle import OnnxOracle
 from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
 from model_export.shapes import sample_input
@@ -71,9 +71,7 @@ def verify_bundle(
     if not 2 <= batch <= MOST_SAMPLES:
         raise InputError(f"a batch of {batch} is out of range: between 2 and {MOST_SAMPLES} samples are compared")
     manifest = read_manifest(directory)
-    broken = list(check_files(manifest, directory))
-    if broken:
-        raise BundleError(f"{directory / broken[0]} is missing or differs from the manifest's sha256; export again")
+    check_bundle(directory, manifest)
     vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
     bundle = _Bundle(directory, manifest, vector)
     oracle = _oracle(manifest, vector, source_reference)
