@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -74,16 +74,17 @@ def measure(case: Case) -> Measurement:
     there = replace(case, bundle=str(Path(case.bundle).resolve()))  # the process runs in another directory
     what = f"a trial step from {case.boundary!r}"
     # onnxruntime-training loads PyTorch where that is installed: two seconds and 200 MB that a device does not have.
-    return Measurement(**in_fresh_process("edge_runtime.measure", asdict(there), what, hide="torch"))
+    return Measurement(**in_fresh_process("edge_runtime.measure", asdict(there), what, hide=("torch",)))
 
 
-def in_fresh_process(module: str, request: dict[str, Any], what: str, *, hide: str = "") -> dict[str, Any]:
+def in_fresh_process(module: str, request: dict[str, Any], what: str, *, hide: Sequence[str] = ()) -> dict[str, Any]:
     """Run a module as a program, with a request as JSON on its standard input; gives its answer.
 
-    The package `hide` is not found there. Temporary files of the process go with a folder of ours, even if it is
+    Packages to `hide` are not found there. Temporary files of the process go with a folder of ours, even if it is
     killed. It ends when we are interrupted.
     """
-    program = f"import runpy, sys; sys.modules[{hide!r}] = None; runpy.run_module({module!r}, run_name='__main__')"
+    hiding = f"sys.modules.update(dict.fromkeys({tuple(hide)!r}))"
+    program = f"import runpy, sys; {hiding}; runpy.run_module({module!r}, run_name='__main__')"
     with tempfile.TemporaryDirectory(prefix="embrace-") as folder:
         try:
             answer = subprocess.run(
@@ -142,7 +143,6 @@ def measure_here(case: Case) -> Measurement:
     load = 0.0
     count = case.warm_up + case.iterations
     with PeakMeter() as meter:
-        x = random_inputs(entry, case.batch, manifest.vocabulary)
         if frozen:
             # Beside the bundle, because temporary files may lie in memory. Every batch has its own rows, as in a round:
             # rows written and read for the first time cost more than those that a cache still holds.
@@ -166,6 +166,7 @@ def measure_here(case: Case) -> Measurement:
         began = time.perf_counter()
         step = open_step(directory, manifest, boundary, case.engine, settings)
         load += time.perf_counter() - began
+        x = random_inputs(entry, case.batch, manifest.vocabulary)
         labels = random_labels_of(manifest, case.batch)
         weights = map_weights(directory / manifest.weights.name, manifest.space)[step.suffix]
         step.parameters[:] = weights

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 FORWARD = "forward/"  # + name of a layer: computing it in the multi-step forward pass
 PARTS = (
     "download",  # waiting for layers; what was fetched while computing is `hidden_download`
-    "load",  # sessions
+    "load",  # sessions, and whatever else it takes to get ready
     FORWARD,
     "activation_io",  # writing and reading stored activations, reading and preparing local data
     "training",  # becomes training_forward and backward

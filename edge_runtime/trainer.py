@@ -94,9 +94,8 @@ class Trainer:
         watch = watch or Stopwatch()
         meter = PeakMeter(self._idle)
         try:
-            with meter:
-                with watch.part("load"):
-                    self._prepare(task, boundary, watch)
+            with watch.part("load"), meter:
+                self._prepare(task, boundary, watch)
                 with watch.part("training"):
                     local, losses = self._train(task, boundary, received, watch)
         except (MemoryError, OutOfMemory) as error:
@@ -210,7 +209,7 @@ class Trainer:
             losses.append(loss)
             with watch.part("optimiser"):
                 local.step(step.gradients, task.rate)
-        with watch.part("optimiser"):
+        with watch.part("optimiser"), np.errstate(over="ignore", invalid="ignore"):
             if not np.isfinite(np.dot(local.x, local.x)):
                 raise NonFiniteLoss(f"parameters are not finite after round {task.round}; use a smaller rate")
         return local, losses

@@ -44,7 +44,7 @@ def score(loss: Loss, outputs: NDArray[Any], labels: NDArray[Any]) -> Score:
     if loss.name == "mse":
         return Score(float(np.square(z - labels).sum()), 0, labels.size)
     if loss.name == "bce_with_logits":
-        target = labels * (1 - loss.label_smoothing) + loss.label_smoothing / 2
+        target = labels.astype(np.float64) * (1 - loss.label_smoothing) + loss.label_smoothing / 2
         value = np.maximum(z, 0) - z * target + np.log1p(np.exp(-np.abs(z)))
         return Score(float(value.sum()), int(((z > 0) == (labels > 0.5)).sum()), labels.size, True)
     counts = np.ones(labels.shape, bool) if loss.ignore_index is None else labels != loss.ignore_index

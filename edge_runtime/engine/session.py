@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import onnxruntime as ort
 
@@ -26,6 +26,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.threads <= 256:
             raise InputError(f"threads: expected a number from 1 to 256, got {self.threads}")
+        if self.profile not in get_args(Profile):
+            raise InputError(f"profile: expected {' or '.join(get_args(Profile))}, got {self.profile!r}")
 
 
 def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
