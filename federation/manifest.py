@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import types
-import typing
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal
 
+from federation.decode import decode
 from federation.errors import BundleError
 from federation.space import Parameter, ParameterSpace
 
@@ -28,7 +27,6 @@ _FILE_NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 LossName = Literal["cross_entropy", "bce_with_logits", "mse"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def loads(text: str) -> Manifest:
     version = data.get("version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(f"manifest version {version!r} is not supported; this program reads version {FORMAT_VERSION}")
-    return _decode(Manifest, data, "manifest")
+    return decode(Manifest, data, "manifest", BundleError)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -198,48 +196,3 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"cannot read {path}: {error}") from None
     return loads(text)
-
-
-def _decode(kind: type[T], value: Any, where: str) -> T:
-    """Build `kind` from parsed JSON, following the dataclasses' own annotations."""
-    return typing.cast(T, _decode_any(kind, value, where))
-
-
-def _decode_any(kind: Any, value: Any, where: str) -> Any:
-    origin, args = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
-        return _decode_dataclass(kind, value, where)
-    if origin is tuple:
-        _expect(isinstance(value, list), where, "a list", value)
-        return tuple(_decode_any(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        _expect(isinstance(value, dict), where, "an object", value)
-        return {str(key): _decode_any(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is Literal:
-        _expect(value in args, where, " or ".join(map(repr, args)), value)
-        return value
-    if origin in (types.UnionType, typing.Union):  # X | None is the only union in use
-        return None if value is None else _decode_any(args[0], value, where)
-    if kind is float:
-        _expect(isinstance(value, (int, float)) and not isinstance(value, bool), where, "a number", value)
-        return float(value)
-    _expect(type(value) is kind, where, kind.__name__, value)
-    if kind is int:
-        _expect(abs(value) < 2**62, where, "an integer below 2^62", value)
-    return value
-
-
-def _decode_dataclass(kind: Any, value: Any, where: str) -> Any:
-    _expect(isinstance(value, dict), where, "an object", value)
-    hints = get_type_hints(kind)
-    known = {f.name for f in fields(kind) if f.init}
-    unknown = sorted(set(value) - known)
-    _expect(not unknown, where, f"only the fields {', '.join(sorted(known))}", unknown)
-    missing = sorted(known - set(value))
-    _expect(not missing, where, f"the fields {', '.join(missing)}", "nothing")
-    return kind(**{name: _decode_any(hints[name], value[name], f"{where}.{name}") for name in known})
-
-
-def _expect(good: bool, where: str, expected: str, got: Any) -> None:
-    if not good:
-        raise BundleError(f"{where}: expected {expected}, got {str(got)[:80]!r}")
