@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from federation.axes.local import LocalRule
+from federation.axes.local import LocalRule, decode_rules, encode_rules
 from federation.axes.local.chain import check_rules
 from federation.axes.local.rule import check_constant
+from federation.decode import decode
 from federation.errors import InputError
 
 MOST_STEPS = 10_000_000
@@ -45,6 +46,20 @@ class Task:
             raise InputError(f"task: activations must be 'float32' or 'float16', got {self.activations!r}")
         check_constant("task: rate", self.rate)
         check_rules(self.rules)
+
+
+def encode_task(task: Task) -> dict[str, Any]:
+    """For JSON."""
+    return {**asdict(task), "rules": encode_rules(task.rules)}
+
+
+def decode_task(data: Any) -> Task:
+    """What `encode_task` made; InputError names what is wrong."""
+    if not isinstance(data, dict):
+        raise InputError(f"task: expected an object, got {type(data).__name__}")
+    rules = tuple(decode_rules(data.get("rules", [])))
+    plain = decode(Task, {**data, "rules": []}, "task", defaults=True)
+    return replace(plain, rules=rules)
 
 
 @dataclass(frozen=True)

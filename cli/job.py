@@ -1,0 +1,211 @@
+"""`embrace job` and `embrace device`: what an administrator does with a coordinator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import show
+from federation.errors import InputError
+
+if TYPE_CHECKING:
+    from coordinator.admin_client import AdminClient
+
+job = typer.Typer(help="Training jobs of a coordinator.", no_args_is_help=True)
+device = typer.Typer(help="Devices of a coordinator.", no_args_is_help=True)
+
+Server = Annotated[str, typer.Option(help="The coordinator's address.", envvar="EMBRACE_SERVER")]
+Token = Annotated[
+    str | None, typer.Option(help="The administrator's token, or @FILE with it.", envvar="EMBRACE_ADMIN_TOKEN")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LOCAL = "http://127.0.0.1:8470"
+
+
+def connect(server: str, token: str | None) -> AdminClient:
+    from coordinator.admin_client import AdminClient
+
+    if token is None:
+        raise InputError("give the administrator's token: --token TOKEN, --token @FILE or EMBRACE_ADMIN_TOKEN")
+    if token.startswith("@"):
+        try:
+            token = Path(token[1:]).read_text().strip()
+        except OSError as error:
+            raise InputError(f"cannot read the token from {token[1:]}: {error.strerror}") from None
+    return AdminClient(server, token)
+
+
+@job.command()
+def create(
+    file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
+    server: Server = LOCAL,
+    token: Token = None,
+    json_: Json = False,
+) -> None:
+    """Send a bundle and start a job.
+
+    Example: embrace job create job.toml --token @coordinator/admin.token
+    """
+    client = connect(server, token)
+    with show.progress("send the bundle"):
+        made = client.create_job(file)
+    show.print_json({"id": made}) if json_ else show.console().print(f"job {made}: embrace job watch {made}")
+
+
+@job.command("list")
+def list_jobs(server: Server = LOCAL, token: Token = None, json_: Json = False) -> None:
+    """All jobs.
+
+    Example: embrace job list --token @coordinator/admin.token
+    """
+    found = connect(server, token).call("GET", "/jobs")
+    if json_:
+        show.print_json(found)
+        return
+    rows = [(row["id"], row["name"], row["state"], row["version"], row["plan"]["num_rounds"]) for row in found]
+    show.console().print(show.table("jobs", ("job", "name", "state", "version", "rounds"), rows, left=3))
+
+
+@job.command("show")
+def show_job(
+    job: Annotated[str, typer.Argument(help="The job's id.")],
+    server: Server = LOCAL,
+    token: Token = None,
+    json_: Json = False,
+) -> None:
+    """One job: its state and its rounds.
+
+    Example: embrace job show 1f2e3d4c5b6a7988 --token @coordinator/admin.token
+    """
+    client = connect(server, token)
+    found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
+    if json_:
+        show.print_json({**found, "rounds": rounds})
+        return
+    screen = show.console()
+    screen.print(f"{found['name']}: {found['state']}, version {found['version']} {found['message']}", markup=False)
+    screen.print(rounds_table(rounds))
+
+
+def rounds_table(rounds: list[dict[str, Any]]) -> Any:
+    """The rounds that are over, and the one that is not."""
+    rows = []
+    for row in rounds:
+        told, took = row["summary"], (row["closed_at"] or time.time()) - row["opened_at"]
+        loss = told.get("loss")
+        rows.append(
+            (
+                row["number"], row["state"], told.get("updates", "–"), told.get("samples", "–"),
+                "–" if loss is None else f"{loss:.4f}", show.size(told.get("bytes_up", 0)), f"{took:.1f}",
+            )
+        )  # fmt: skip
+    columns = ("round", "state", "updates", "samples", "training loss", "received", "seconds")
+    return show.table("rounds", columns, rows, left=2)
+
+
+@job.command()
+def watch(
+    job: Annotated[str, typer.Argument(help="The job's id.")],
+    server: Server = LOCAL,
+    token: Token = None,
+    json_: Annotated[bool, typer.Option("--json", help="One event per line.")] = False,
+) -> None:
+    """Follow a job as it goes; ends with it.
+
+    Example: embrace job watch 1f2e3d4c5b6a7988 --token @coordinator/admin.token
+    """
+    import json
+
+    client = connect(server, token)
+    if json_:
+        for event in client.events(job):
+            print(json.dumps(event), flush=True)
+        return
+    from rich.live import Live
+
+    with Live(console=show.console(), refresh_per_second=4) as live:
+        notes: list[str] = []
+        for event in client.events(job):
+            if event["kind"] in ("WarnLayerUncovered", "TaskFailed", "WaitForUpdates", "RoundAbandoned"):
+                notes = [*notes, f"{event['kind']}: {event['body']}"][-5:]
+            live.update(_view(client, job, notes))
+        live.update(_view(client, job, notes))
+
+
+def _view(client: AdminClient, job: str, notes: list[str]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
+    title = Text(f"{found['name']}: {found['state']}, version {found['version']} of {found['plan']['num_rounds']}")
+    seats = (found["round"] or {}).get("body", {}).get("slots", [])
+    rows = [(s["number"], s["member"]["device"], s["member"]["boundary"], s["state"], len(s["holders"])) for s in seats]
+    now = show.table("this round", ("slot", "device", "trains from", "state", "attempt"), rows, left=4)
+    return Group(title, rounds_table(rounds[-12:]), now, *(Text(note) for note in notes))
+
+
+def _action(name: str) -> Any:
+    def act(
+        job: Annotated[str, typer.Argument(help="The job's id.")], server: Server = LOCAL, token: Token = None
+    ) -> None:
+        connect(server, token).call("POST", f"/jobs/{job}/{name}")
+
+    act.__doc__ = f"""{name.capitalize()} a job.
+
+    Example: embrace job {name} 1f2e3d4c5b6a7988 --token @coordinator/admin.token
+    """
+    return act
+
+
+for _name in ("pause", "resume", "stop"):
+    job.command(_name)(_action(_name))
+
+
+@device.command("list")
+def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = False) -> None:
+    """All devices, and when they were last heard of.
+
+    Example: embrace device list --token @coordinator/admin.token
+    """
+    found = connect(server, token).call("GET", "/devices")
+    if json_:
+        show.print_json(found)
+        return
+    rows = [
+        (
+            row["id"], row["name"], "revoked" if row["revoked"] else row["profile"].get("tier") or "",
+            row["profile"].get("runtime", ""), f"{max(0.0, time.time() - row['seen_at']):.0f} s ago",
+        )
+        for row in found
+    ]  # fmt: skip
+    show.console().print(show.table("devices", ("device", "name", "tier", "runtime", "heard of"), rows, left=4))
+
+
+@device.command()
+def revoke(
+    device: Annotated[str, typer.Argument(help="The device's id.")], server: Server = LOCAL, token: Token = None
+) -> None:
+    """Shut a device out: its token is worth nothing from now on.
+
+    Example: embrace device revoke 1f2e3d4c5b6a7988 --token @coordinator/admin.token
+    """
+    connect(server, token).call("DELETE", f"/devices/{device}")
+
+
+@device.command()
+def invite(
+    uses: Annotated[int, typer.Option(min=1, help="Devices that it enrols.")] = 1,
+    hours: Annotated[float, typer.Option(min=0.01, help="How long it lasts.")] = 24.0,
+    server: Server = LOCAL,
+    token: Token = None,
+    json_: Json = False,
+) -> None:
+    """Make an enrolment token.
+
+    Example: embrace device invite --uses 10 --token @coordinator/admin.token
+    """
+    made = connect(server, token).call("POST", "/enrolments", json={"uses": uses, "seconds": 3600 * hours})
+    show.print_json(made) if json_ else show.console().print(made["token"], markup=False)

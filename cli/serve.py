@@ -1,0 +1,48 @@
+"""`embrace serve`: run a coordinator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import show
+
+
+def serve(
+    data: Annotated[Path, typer.Option(help="The coordinator's directory: database, weights, bodies.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8470]")] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="PEM file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without TLS.")] = None,
+    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Devices that the printed token enrols.")] = 100,
+) -> None:
+    """Run a coordinator: the REST service that hands out tasks and aggregates updates. Ctrl-C ends it cleanly.
+
+    Settings may also stand in DIR/serve.toml or in the environment (EMBRACE_PORT=8470).
+
+    Example: embrace serve --data coordinator
+    """
+    from coordinator.server import Server
+    from coordinator.settings import load_settings
+
+    given = {
+        "host": host, "port": port, "tls_certificate": tls_certificate, "tls_key": tls_key, "insecure": insecure,
+        "database": database, "log_level": log_level,
+    }  # fmt: skip
+    server = Server(data, load_settings(data, os.environ, given))
+    admin = server.registry.set_admin_token()
+    screen = show.console()
+    if admin is not None:
+        file = data / "admin.token"
+        file.touch(0o600)
+        file.write_text(admin + "\n")
+        screen.print(f"administrator's token, shown once and kept in {file}: {admin}", markup=False)
+    enrolment = server.registry.invite(devices, 7 * 86400)
+    screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
+    server.run(lambda url: screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False))

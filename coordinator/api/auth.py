@@ -1,0 +1,50 @@
+"""Who is asking. Administrator and device credentials are different things and never stand in for one another."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from coordinator.errors import NotAllowed
+from coordinator.registry import Registry
+from coordinator.service import Coordinator
+
+_bearer = HTTPBearer(auto_error=False, description="A token made by 'embrace serve' or by enrolment")
+Given = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+def get_coordinator(request: Request) -> Coordinator:
+    found: Coordinator = request.app.state.coordinator
+    return found
+
+
+def get_registry(request: Request) -> Registry:
+    found: Registry = request.app.state.registry
+    return found
+
+
+Service = Annotated[Coordinator, Depends(get_coordinator)]
+Known = Annotated[Registry, Depends(get_registry)]
+
+
+def given_token(given: Given) -> str:
+    if given is None:
+        raise NotAllowed("this needs a token: Authorization: Bearer TOKEN")
+    return given.credentials
+
+
+Token = Annotated[str, Depends(given_token)]
+
+
+def require_admin(token: Token, known: Known) -> None:
+    known.check_admin(token)
+
+
+def require_device(token: Token, known: Known) -> str:
+    return known.device_of(token)
+
+
+Admin = Depends(require_admin)
+Device = Annotated[str, Depends(require_device)]

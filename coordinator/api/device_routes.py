@@ -1,0 +1,143 @@
+"""What a device does: enrol, describe itself, fetch a task, its graphs and weights, answer."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse, StreamingResponse
+
+from coordinator.api.auth import Device, Known, Service, Token
+from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
+from coordinator.errors import NotFound
+from federation.axes.cover import DeviceProfile
+from federation.errors import InputError
+from federation.weights import map_weights
+from federation.wire import WireError, encode
+
+router = APIRouter(prefix="/v1", tags=["device"])
+LONGEST_WAIT = 60.0
+MOST_REPORT = 16_384
+
+
+@router.post("/devices", status_code=201, summary="Enrol a device")
+def enrol(request: Enrolment, token: Token, known: Known) -> Enrolled:
+    """With an enrolment token. The answer has the device's own token, which is not shown again."""
+    device, own = known.enrol(token, request.name, _profile(request.profile))
+    return Enrolled(device=device, token=own)
+
+
+@router.put("/devices/me/profile", status_code=204, summary="Say what this device can do")
+def set_profile(profile: Profile, device: Device, known: Known) -> None:
+    known.set_profile(device, _profile(profile))
+
+
+@router.post(
+    "/tasks/next",
+    summary="Wait for a task",
+    responses={200: {"model": TaskDocument}, 204: {"description": "nothing to do; ask again"}},
+)
+def next_task(
+    device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
+) -> Response:
+    """Answers as soon as there is something to do. The task is the device's until its lease ends."""
+    offer = service.next_task(device, wait)
+    if offer is None:
+        return Response(status_code=204)
+    return Response(TaskDocument(**vars(offer)).model_dump_json(), media_type="application/json")
+
+
+@router.put("/tasks/{task}/update", status_code=201, summary="Send an update")
+async def send_update(
+    task: str,
+    request: Request,
+    device: Device,
+    service: Service,
+    embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
+    content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
+) -> Accepted:
+    """The body is a safetensors file (docs/wire.md). Sending the same again is harmless."""
+    report = _report(embrace_report)
+    receiving = await run_in_threadpool(service.receive, device, task)
+    sha256 = hashlib.sha256()
+    try:
+        with receiving.path.open("wb") as file:
+            async for chunk in request.stream():
+                receiving.decoder.feed(chunk)
+                sha256.update(chunk)
+                file.write(chunk)
+        _check_digest(content_digest, sha256.digest())
+        checked = receiving.decoder.finish()
+    except BaseException:
+        receiving.path.unlink(missing_ok=True)
+        raise
+    await run_in_threadpool(service.accept, device, receiving, checked, sha256.hexdigest(), report)
+    return Accepted(sha256=sha256.hexdigest())
+
+
+@router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up")
+def fail_task(task: str, failure: Failure, device: Device, service: Service) -> None:
+    service.fail_task(device, task, failure.reason, failure.message)
+
+
+@router.get("/bundles/{digest}/manifest", summary="The manifest of a bundle", response_class=FileResponse)
+def get_manifest(digest: str, device: Device, service: Service) -> FileResponse:
+    return _immutable(service.bundle_file(digest, "manifest.json"), digest)
+
+
+@router.get("/graphs/{sha256}", summary="A graph, by its hash", response_class=FileResponse)
+def get_graph(sha256: str, device: Device, service: Service) -> FileResponse:
+    """Graphs never change: keep them."""
+    return _immutable(service.graph(sha256), sha256)
+
+
+@router.get("/jobs/{job}/versions/{version}/weights", summary="Weights of a version")
+def get_weights(
+    job: str,
+    version: int,
+    device: Device,
+    service: Service,
+    from_layer: Annotated[int | None, Query(ge=0)] = None,
+    to_layer: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """The whole file, any byte range of it (Range), or the layers [from_layer, to_layer) as safetensors."""
+    path, manifest = service.version_file(job, version)
+    if from_layer is None and to_layer is None:
+        return FileResponse(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
+    space = manifest.space
+    first, end = from_layer or 0, to_layer or len(space.layers)
+    if not 0 <= first < end <= len(space.layers):
+        raise InputError(f"there are no layers [{first}, {end}); the model has {len(space.layers)}")
+    vector = map_weights(path, space)[space.layer(first).start : space.layer(end - 1).stop]
+    body = (bytes(part) for part in encode(space, first, vector, end=end))
+    return StreamingResponse(body, media_type="application/octet-stream")
+
+
+def _immutable(path: Any, digest: str) -> FileResponse:
+    if not path.is_file():
+        raise NotFound(f"there is no file {digest!r}")
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"}
+    return FileResponse(path, media_type="application/octet-stream", headers=headers)
+
+
+def _profile(profile: Profile) -> DeviceProfile:
+    return DeviceProfile(**{**profile.model_dump(), "engines": tuple(profile.engines)})
+
+
+def _report(text: str) -> dict[str, Any]:
+    try:
+        report = json.loads(text)
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise InputError("Embrace-Report: expected a JSON object")
+    return report
+
+
+def _check_digest(given: str | None, found: bytes) -> None:
+    if given is not None and given != f"sha-256=:{base64.b64encode(found).decode()}:":
+        raise WireError("the body is not the one that Content-Digest describes; send it again")

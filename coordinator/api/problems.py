@@ -1,0 +1,60 @@
+"""Every error as a problem document (RFC 9457), made in one place."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+
+from coordinator.errors import NotAllowed, Refused
+from federation.errors import EmbraceError
+
+log = logging.getLogger("embrace.api")
+MEDIA_TYPE = "application/problem+json"
+INSUFFICIENT_STORAGE = 507
+
+
+def problem(status: int, title: str, detail: str = "", **more: object) -> JSONResponse:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status == INSUFFICIENT_STORAGE:
+        headers["Retry-After"] = "30"
+    return JSONResponse(body, status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Let the application answer every error this way."""
+
+    @app.exception_handler(EmbraceError)
+    async def ours(_: Request, error: EmbraceError) -> JSONResponse:
+        more = {"reason": error.reason} if isinstance(error, Refused) else {}
+        title = "Not allowed" if isinstance(error, NotAllowed) else type(error).__name__
+        return problem(error.status, title, str(error), **more)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return problem(422, "Invalid request", f"{where}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail))
+
+    @app.exception_handler(OSError)
+    async def disk(_: Request, error: OSError) -> JSONResponse:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
+        raise error
+
+    @app.exception_handler(OperationalError)
+    async def database(_: Request, error: OperationalError) -> JSONResponse:
+        if "full" in str(error.orig):
+            return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
+        log.error("database: %s", error.orig)
+        return problem(503, "Database not available", "try again in a moment")

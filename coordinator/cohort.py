@@ -1,0 +1,293 @@
+"""The cohort of a round: who sits in which slot, training from which boundary, and how a seat is leased and answered.
+
+Pure: the same arguments give the same cohort, on every machine and after every restart. What the seats together mean
+for the round is the business of rounds.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from federation.axes.cover import Cover, DeviceProfile, ensure_coverage, trained_layers, uncovered_layers
+from federation.axes.participate import Participation, Slot
+from federation.errors import InputError, OutOfMemory
+from federation.manifest import Boundary, Manifest
+
+SeatState = Literal["offered", "leased", "arrived", "expired", "failed"]
+Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device and what it would train."""
+
+    device: str
+    boundary: str
+    trains: int  # layers; whoever takes over a slot should train as many
+
+    def __post_init__(self) -> None:
+        if not self.device or not self.boundary or self.trains < 1:
+            raise InputError(f"member: expected a device, a boundary and at least 1 trained layer, got {self!r}")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A slot of a cohort and who is in it: offered, leased, arrived; or expired or failed, and free for another."""
+
+    number: int
+    member: Member  # whose turn it is, or was last
+    count: int = 1  # times that its update counts
+    state: SeatState = "offered"
+    until: float = 0.0  # offer and lease: when they run out; failed: those who had it do not get it again before
+    holders: tuple[str, ...] = ()  # everybody who took it; the last of n holds attempt n
+
+    def __post_init__(self) -> None:
+        if self.number < 0 or self.count < 1 or not math.isfinite(self.until):
+            raise InputError(f"seat: expected a number from 0, a count from 1 and a finite time, got {self!r}")
+        if self.state not in get_args(SeatState):
+            raise InputError(f"seat {self.number}: expected {', '.join(get_args(SeatState))}, got {self.state!r}")
+        if self.state not in ("offered", "expired") and (not self.holders or self.holders[-1] != self.member.device):
+            raise InputError(f"seat {self.number} is {self.state}: expected its device to be the last holder")
+
+    @property
+    def free(self) -> bool:
+        return self.state in ("expired", "failed")
+
+    @property
+    def running(self) -> bool:
+        """Whether it will run out."""
+        return self.state in ("offered", "leased")
+
+    def offered_to(self, member: Member, until: float) -> Seat:
+        return replace(self, member=member, state="offered", until=until)
+
+    def heir(self, waiting: Iterable[Member], now: float) -> Member | None:
+        """Who gets a free seat: rather somebody who trains as much as the last, and has not had it; then the first."""
+        resting = self.holders if self.state == "failed" and now < self.until else ()
+        ready = (member for member in waiting if member.device not in resting)
+        return min(ready, key=lambda m: (m.trains < self.member.trains, m.device in self.holders), default=None)
+
+    def leased_to(self, device: str, until: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
+        if self.free or self.member.device != device:
+            return self, RefuseLease(device, "expired" if device in self.holders else "not_yours")
+        if closed or self.state == "arrived":
+            return self, RefuseLease(device, "round_closed" if closed else "duplicate")
+        first = replace(self, state="leased", until=until, holders=(*self.holders, device))
+        seat = first if self.state == "offered" else self
+        return seat, GrantLease(seat)
+
+    def answered_by(self, device: str, attempt: int, *, closed: bool) -> tuple[Seat, SeatEffect]:
+        """Only the holder of the running lease is accepted; and told so again, whenever it repeats itself."""
+        if not self._held(device, attempt):
+            return self, RejectUpdate(device, "not_yours")
+        latest = attempt == len(self.holders)
+        if latest and self.state == "arrived":
+            return self, AlreadyAccepted(self)
+        if closed:
+            return self, RejectUpdate(device, "round_closed")
+        if not latest:
+            own = self.state == "arrived" and self.member.device == device
+            return self, RejectUpdate(device, "duplicate" if own else "late")
+        if self.state != "leased":
+            return self, RejectUpdate(device, "expired")
+        seat = replace(self, state="arrived")
+        return seat, AcceptUpdate(seat)
+
+    def failed_by(self, device: str, attempt: int, until: float) -> Seat:
+        """Free, if it was the running attempt."""
+        running = self.state == "leased" and attempt == len(self.holders) and self._held(device, attempt)
+        return replace(self, state="failed", until=until) if running else self
+
+    def _held(self, device: str, attempt: int) -> bool:
+        return 1 <= attempt <= len(self.holders) and self.holders[attempt - 1] == device
+
+
+@dataclass(frozen=True)
+class LeaseTaken:  # a device came for its task
+    device: str
+    slot: int
+
+
+@dataclass(frozen=True)
+class UpdateArrived:  # received whole and found sound
+    device: str
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class TaskFailed:  # the device gives up, or what it sent is unsound
+    device: str
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class OfferTask:
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class GrantLease:  # again, if the device asks again
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class RefuseLease:
+    device: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class AcceptUpdate:
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class AlreadyAccepted:  # a repeated upload: acknowledged, not counted again
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class RejectUpdate:
+    device: str
+    reason: Reason
+
+
+SeatFact = LeaseTaken | UpdateArrived | TaskFailed
+SeatEffect = OfferTask | GrantLease | RefuseLease | AcceptUpdate | AlreadyAccepted | RejectUpdate
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The outcome of a draw. Without seats the round cannot start yet: `missing` says how many devices it takes."""
+
+    seats: tuple[Seat, ...] = ()
+    wanted: int = 0  # draws that make a full round; seats beyond are over-selected
+    quorum: int = 0  # of these
+    missing: int = 0
+    uncovered: tuple[str, ...] = ()  # layers that none of them trains
+    unfit: tuple[tuple[str, str], ...] = ()  # devices that can train nothing here, and why
+
+    def __post_init__(self) -> None:
+        counts = [seat.count for seat in self.seats]
+        if [seat.number for seat in self.seats] != list(range(len(counts))):
+            raise InputError("cohort: expected seats numbered from 0")
+        if len({seat.member.device for seat in self.seats}) != len(counts):
+            raise InputError("cohort: expected every device in one seat; several draws of it are its count")
+        if not counts:
+            if (self.wanted, self.quorum) != (0, 0) or self.missing < 1:
+                raise InputError("cohort: expected seats, or how many devices are missing")
+        elif not 1 <= self.quorum <= self.wanted <= sum(counts) or self.missing:
+            raise InputError(
+                f"cohort: expected 1 <= quorum <= wanted <= {sum(counts)} draws and no device missing, "
+                f"got {self.quorum}, {self.wanted} and {self.missing}"
+            )
+        elif max(counts) > 1 and self.wanted != sum(counts):
+            raise InputError("cohort: expected no over-selection where an update counts more than once")
+
+
+def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest) -> Member:
+    """A device that may take over a seat."""
+    return _member(device, cover.choose(manifest, profile), manifest)
+
+
+def assign(
+    seed: int,
+    round_number: int,
+    available: Iterable[str],
+    profiles: Mapping[str, DeviceProfile],
+    participation: Participation,
+    cover: Cover,
+    manifest: Manifest,
+    previous: Cohort | None = None,
+) -> Cohort:
+    """The cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
+
+    Inside a window whoever is still there keeps its slot, also if devices have joined since; a device that has left is
+    replaced by the next one of the window's random order, for the rest of the window. A device without a profile is
+    taken as able to train everything.
+    """
+    fit, reasons = _fit(available, profiles, cover, manifest)
+    if len(fit) < participation.needed:
+        return Cohort(missing=participation.needed - len(fit), unfit=reasons)
+    order = participation.order(fit, seed, round_number)
+    fixed: set[str] = set()
+    if previous is None or not previous.seats or participation.starts_window(round_number):
+        slots = participation.draw(fit, seed, round_number)
+        wanted = participation.wanted(len(fit))
+    else:
+        fixed = {seat.member.device for seat in previous.seats} & fit.keys()
+        slots = _carried_over(previous, fixed, order)
+        wanted = min(previous.wanted, sum(slot.count for slot in slots))
+    if participation.balance and not participation.replacement:
+        drawn = {slot.device for slot in slots}
+        reserve = [device for device in order if device not in drawn]
+        slots = ensure_coverage(manifest, slots, fit, reserve, fixed=fixed)
+    return Cohort(
+        seats=tuple(Seat(slot.number, _member(slot.device, fit[slot.device], manifest), slot.count) for slot in slots),
+        wanted=wanted,
+        quorum=participation.quorum_of(wanted),
+        uncovered=tuple(uncovered_layers(manifest, (fit[slot.device] for slot in slots))),
+        unfit=reasons,
+    )
+
+
+def _fit(
+    available: Iterable[str], profiles: Mapping[str, DeviceProfile], cover: Cover, manifest: Manifest
+) -> tuple[dict[str, Boundary], tuple[tuple[str, str], ...]]:
+    """What every available device trains; and of those that cannot train anything here, why not."""
+    fit: dict[str, Boundary] = {}
+    unfit: dict[str, str] = {}
+    for device in sorted(set(available)):
+        try:
+            fit[device] = cover.choose(manifest, profiles.get(device) or DeviceProfile())
+        except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
+            unfit[device] = str(error)
+    return fit, tuple(unfit.items())
+
+
+def _member(device: str, boundary: Boundary, manifest: Manifest) -> Member:
+    return Member(device, boundary.name, len(trained_layers(manifest, boundary)))
+
+
+def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:
+    """The slots of the round before, vacancies filled in the given order; those for which nobody is left close up."""
+    comers = iter([device for device in order if device not in fixed])
+    slots = []
+    for seat in previous.seats:
+        device = seat.member.device if seat.member.device in fixed else next(comers, None)
+        if device is not None:
+            slots.append(Slot(seat.number, device, seat.count))
+    return [replace(slot, number=number) for number, slot in enumerate(slots)]
+
+
+def run_out(seats: Sequence[Seat], now: float, left: Collection[str] = ()) -> tuple[tuple[Seat, ...], int]:
+    """Free the seats whose offer or lease is over, or whose device has left; and say how many these are."""
+    over = [seat for seat in seats if (seat.until <= now or seat.member.device in left) and seat.running]
+    after = list(seats)
+    for seat in over:
+        after[seat.number] = replace(seat, state="expired")
+    return tuple(after), len(over)
+
+
+def hand_out(
+    seats: Sequence[Seat], waiting: Iterable[Member], now: float, until: float
+) -> tuple[tuple[Seat, ...], list[Seat]]:
+    """Offer free seats to those who wait and have none, and list the new offers.
+
+    A device that has answered is not asked again: its data would count twice.
+    """
+    busy = {seat.member.device for seat in seats if not seat.free}
+    idle = {member.device: member for member in waiting if member.device not in busy}
+    after, offered = list(seats), []
+    for seat in seats:
+        heir = seat.heir(idle.values(), now) if seat.free else None
+        if heir is not None:
+            after[seat.number] = seat.offered_to(heir, until)
+            offered.append(after[seat.number])
+            del idle[heir.device]
+    return tuple(after), offered

@@ -1,0 +1,29 @@
+"""What the coordinator answers with besides success; each has the status of its HTTP answer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from federation.errors import EmbraceError, InputError
+
+
+class NotFound(InputError):
+    """There is no such thing, or it is not the caller's to see."""
+
+    status: ClassVar[int] = 404
+
+
+class Refused(InputError):
+    """The request came too late, twice, or from somebody else."""
+
+    status: ClassVar[int] = 409
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NotAllowed(EmbraceError):
+    """No credential, or not the right one."""
+
+    status: ClassVar[int] = 401

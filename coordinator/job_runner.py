@@ -1,0 +1,164 @@
+"""One job at work: its round, its accumulator, and the facts that move them.
+
+Everything that matters is in the database before anybody hears of it. The accumulator is not: after a restart it is
+folded again from the bodies, and gives the same bits in whatever order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator import cohort, rounds
+from coordinator.aggregate import write_version
+from coordinator.plan import Plan
+from coordinator.store.files import Files
+from coordinator.store.schema import EventRow, JobRow, RoundRow, UpdateRow
+from federation.accumulate import Accumulator
+from federation.axes.cover import DeviceProfile
+from federation.errors import EmbraceError
+from federation.manifest import Boundary, Manifest
+from federation.wire import CheckedUpdate, read_blocks
+
+Reached = Callable[[str], None]  # told of points at which a test may end the process
+
+
+class JobRunner:
+    """The round of a job that is open. All methods are called with the coordinator's lock held, but for `fold`."""
+
+    def __init__(self, row: JobRow, plan: Plan, manifest: Manifest, files: Files, reached: Reached) -> None:
+        self.id, self.plan, self.manifest, self.files = row.id, plan, manifest, files
+        self.cover = plan.cover.build(plan.local.batch)
+        self.space = manifest.space
+        self._reached = reached
+        self.round: rounds.Round | None = None
+        self.previous: cohort.Cohort | None = None
+        self.total: Accumulator | None = None
+        self.folded: set[str] = set()
+
+    def open(self, session: Session, number: int, now: float) -> None:
+        """The next round."""
+        limits = self.plan.bounds
+        self.previous = _cohort(self.round) if self.round else None
+        self.round = rounds.open_round(
+            number, self.plan.seed, self.plan.participate, now, lease=limits.lease, offer=limits.offer
+        )
+        self.total, self.folded = None, set()
+        session.add(
+            RoundRow(
+                job=self.id, number=number, state=self.round.state, body=rounds.encode(self.round), summary={},
+                opened_at=now, closed_at=None,
+            )
+        )  # fmt: skip
+
+    def restore(self, session: Session, row: RoundRow) -> None:
+        """The round as the database has it; its bodies are folded again by whoever calls this."""
+        self.round = rounds.decode(row.body)
+        before = session.get(RoundRow, (self.id, row.number - 1))
+        self.previous = _cohort(rounds.decode(before.body)) if before else None
+
+    def advance(self, session: Session, event: rounds.Event, now: float) -> tuple[rounds.Effect, ...]:
+        """Apply a fact and keep the result, in the caller's transaction."""
+        assert self.round is not None
+        before = self.round
+        self.round, effects = rounds.advance(before, event, now)
+        if self.round is not before:
+            row = session.get_one(RoundRow, (self.id, self.round.number))
+            row.state, row.body = self.round.state, rounds.encode(self.round)
+            if self.round.state in ("committed", "abandoned"):
+                row.closed_at = now
+        for effect in effects:
+            self._tell(session, effect, now)
+        return effects
+
+    def _tell(self, session: Session, effect: rounds.Effect, now: float) -> None:
+        """What whoever watches wants to see."""
+        assert self.round is not None
+        shown = (
+            rounds.CloseRound, rounds.WarnLayerUncovered, rounds.RoundAbandoned, rounds.WaitForDevices,
+            rounds.WaitForUpdates, cohort.GrantLease, cohort.AcceptUpdate, cohort.RejectUpdate,
+        )  # fmt: skip
+        if isinstance(effect, shown):
+            body = {"round": self.round.number, **asdict(effect)}
+            session.add(EventRow(job=self.id, at=now, kind=type(effect).__name__, body=body))
+
+    def assign(self, available: Iterable[str], profiles: dict[str, DeviceProfile]) -> cohort.Cohort:
+        """The cohort of the round that is being selected."""
+        assert self.round is not None
+        return cohort.assign(
+            self.plan.seed, self.round.number, available, profiles, self.plan.participate, self.cover, self.manifest,
+            self.previous,
+        )  # fmt: skip
+
+    def boundary(self, seat: cohort.Seat) -> Boundary:
+        return self.manifest.boundary(seat.member.boundary)
+
+    def task_id(self, seat: cohort.Seat) -> str:
+        assert self.round is not None
+        return f"{self.id}-{self.round.number}-{seat.number}-{len(seat.holders)}"
+
+    def fold(self, row: UpdateRow, checked: CheckedUpdate, body: Path) -> None:
+        """Add a body. The order of arrival makes no difference to a single bit."""
+        assert self.round is not None
+        if row.task in self.folded:
+            return
+        if self.total is None:
+            draws = sum(seat.count for seat in self.round.slots)
+            most = draws * self.plan.weigh.weight(self.plan.bounds.max_samples)
+            self.total = Accumulator(self.space, max_value=self.plan.bounds.max_value, max_weight=max(most, 1.0))
+        seat = self.round.slots[row.slot]
+        with body.open("rb") as file:
+            blocks = read_blocks(file, checked)
+            first = next(blocks)
+            self._reached("mid-fold")
+            self.total.fold(
+                checked.first_layer, _chain(first, blocks), row.weight * seat.count, checked.squares,
+                largest=checked.largest,
+            )  # fmt: skip
+        self.folded.add(row.task)
+
+    def write_next(self, version: int) -> None:
+        """The weights after this round."""
+        if self.total is None:
+            raise EmbraceError(f"round {self.round.number if self.round else '?'} closed without an update")
+        write_version(
+            self.files.version(self.id, version), self.files.version(self.id, version + 1), self.space, self.total,
+            self.plan.serve.rate,
+        )  # fmt: skip
+
+    def updates(self, session: Session) -> list[UpdateRow]:
+        """What was acknowledged in this round, in the order of the slots."""
+        assert self.round is not None
+        mine = select(UpdateRow).where(UpdateRow.job == self.id, UpdateRow.round == self.round.number)
+        return list(session.scalars(mine.order_by(UpdateRow.slot)))
+
+    def summary(self, updates: list[UpdateRow]) -> dict[str, Any]:
+        """What the round came to."""
+        assert self.total is not None
+        return {
+            "updates": len(updates),
+            "samples": sum(row.samples for row in updates),
+            "bytes_up": sum(row.bytes for row in updates),
+            "loss": _mean([row.report.get("loss") for row in updates]),
+            "trainers": {layer.name: self.total.count(i) for i, layer in enumerate(self.manifest.layers)},
+        }
+
+
+def _cohort(round: rounds.Round) -> cohort.Cohort | None:
+    """Who took part, for the next round of a window."""
+    return cohort.Cohort(round.slots, round.wanted, round.quorum) if round.slots else None
+
+
+def _chain(first: Any, rest: Iterable[Any]) -> Iterable[Any]:
+    yield first
+    yield from rest
+
+
+def _mean(values: list[Any]) -> float | None:
+    known = [float(value) for value in values if isinstance(value, (int, float))]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,75 @@
+"""Who may do what: the administrator, enrolment tokens, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from sqlalchemy import select
+
+from coordinator.credentials import matches, new_id, new_token, token_hash
+from coordinator.errors import NotAllowed
+from coordinator.store.database import Sessions
+from coordinator.store.schema import DeviceRow, EnrolmentRow, MetaRow
+from federation.axes.cover import DeviceProfile
+from federation.errors import InputError
+
+ADMIN_KEY = "admin_token_hash"
+
+
+class Registry:
+    """Credentials. A token is returned once, when it is made; what is kept is its hash."""
+
+    def __init__(self, sessions: Sessions, clock: Callable[[], float]) -> None:
+        self.sessions, self.clock = sessions, clock
+
+    def set_admin_token(self) -> str | None:
+        """Make the administrator's token; None if there is one already."""
+        with self.sessions.begin() as session:
+            if session.get(MetaRow, ADMIN_KEY):
+                return None
+            token = new_token("admin")
+            session.add(MetaRow(key=ADMIN_KEY, value=token_hash(token)))
+            return token
+
+    def check_admin(self, token: str) -> None:
+        with self.sessions() as session:
+            if not matches(token, session.get_one(MetaRow, ADMIN_KEY).value):
+                raise NotAllowed("this needs the administrator's token")
+
+    def invite(self, uses: int, seconds: float) -> str:
+        """A token with which so many devices can enrol for so long."""
+        if not 1 <= uses <= 1_000_000 or not 1 <= seconds <= 366 * 86400:
+            raise InputError("an enrolment token has 1 to 1000000 uses and lasts from a second to a year")
+        token = new_token("enrol")
+        with self.sessions.begin() as session:
+            session.add(EnrolmentRow(token_hash=token_hash(token), expires_at=self.clock() + seconds, uses_left=uses))
+        return token
+
+    def enrol(self, token: str, name: str, profile: DeviceProfile) -> tuple[str, str]:
+        """A new device: its id and its own token, which nobody sees again."""
+        with self.sessions.begin() as session:
+            row = session.get(EnrolmentRow, token_hash(token))
+            if row is None or row.uses_left < 1 or row.expires_at <= self.clock():
+                raise NotAllowed("this enrolment token is unknown, used up or expired")
+            row.uses_left -= 1
+            own, device, now = new_token("device"), new_id(), self.clock()
+            session.add(
+                DeviceRow(
+                    id=device, name=name, token_hash=token_hash(own), profile=asdict(profile), enrolled_at=now,
+                    seen_at=now,
+                )
+            )  # fmt: skip
+        return device, own
+
+    def device_of(self, token: str) -> str:
+        """Whose token this is."""
+        with self.sessions() as session:
+            row = session.scalar(select(DeviceRow).where(DeviceRow.token_hash == token_hash(token)))
+            if row is None or row.revoked:
+                raise NotAllowed("this needs a device's token; enrol first")
+            return row.id
+
+    def set_profile(self, device: str, profile: DeviceProfile) -> None:
+        with self.sessions.begin() as session:
+            session.get_one(DeviceRow, device).profile = asdict(profile)

@@ -1,0 +1,85 @@
+"""How a coordinator runs. Read once: `serve.toml` in its directory, then the environment, then the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from federation.decode import decode
+from federation.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_NAME = "serve.toml"
+PREFIX = "EMBRACE_"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything but the directory itself."""
+
+    host: str = "127.0.0.1"
+    port: int = 8470
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False  # serve other machines without TLS
+    database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
+    requests_per_second: float = 50.0  # of one device
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InputError(f"port: expected a number from 0 to 65535, got {self.port}")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InputError("TLS needs both a certificate and a key: --tls-certificate FILE --tls-key FILE")
+        if self.host not in LOOPBACK and self.tls_certificate is None and not self.insecure:
+            raise InputError(
+                f"{self.host} is visible to other machines, and without TLS anybody on the way can read the tokens: "
+                "give --tls-certificate and --tls-key, or --insecure behind a proxy that has them"
+            )
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise InputError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
+
+
+def load_settings(directory: Path, environment: Mapping[str, str], given: Mapping[str, Any]) -> Settings:
+    """Later sources win: file, environment (EMBRACE_PORT=...), options that were given."""
+    file = directory / FILE_NAME
+    found: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            found = tomllib.loads(file.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} is no TOML: {error}") from None
+    for field in fields(Settings):
+        text = environment.get(PREFIX + field.name.upper())
+        if text is not None:
+            found[field.name] = _typed(field.name, str(field.type), text)
+    found |= {name: value for name, value in given.items() if value is not None}
+    return decode(Settings, found, str(file), defaults=True)
+
+
+def _typed(name: str, kind: str, text: str) -> Any:
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        raise InputError(f"{PREFIX}{name.upper()}: expected a number, got {text!r}") from None
+    if kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise InputError(f"{PREFIX}{name.upper()}: expected true or false, got {text!r}")
+        return text.lower() in ("1", "true")
+    return text
+
+
+def without_secrets(settings: Settings) -> Settings:
+    """For logs: a database URL may have a password in it."""
+    return replace(settings, database="(given)" if settings.database else None)

@@ -1,0 +1,180 @@
+"""The agent: wait for a task, do it, answer, again. It rides out outages and never dies of a task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import onnxruntime
+
+from edge_runtime.budget import allow, parse_size
+from edge_runtime.client import Client, Declined, TaskOffer
+from edge_runtime.data import Samples, check_trainable, load_samples
+from edge_runtime.engine.choose import choose_engine
+from edge_runtime.engine.ort_training import is_available
+from edge_runtime.engine.session import Settings
+from edge_runtime.forward import ForwardPlan
+from edge_runtime.forward import Report as Progress
+from edge_runtime.memory import current_memory
+from edge_runtime.remote import RemoteBundle, RemoteSource
+from edge_runtime.timing import Stopwatch
+from edge_runtime.trainer import Received, Trainer
+from federation.errors import DataError, EmbraceError, OutOfMemory, TaskFailed
+from federation.messages import Report, Task, decode_task
+from federation.wire import encode
+
+log = logging.getLogger("embrace.agent")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the person who starts an agent decides."""
+
+    data: str  # as `embrace train --data`
+    work: Path
+    memory: str | None = None
+    tier: str | None = None
+    engine: str = "auto"
+    profile: str = "auto"
+    settings: Settings = field(default_factory=Settings)
+    allow_single_class: bool = True  # a fleet has the other classes
+
+
+@dataclass
+class _Loaded:
+    """A bundle at work: its files, the data that fits it, and the trainer."""
+
+    bundle: RemoteBundle
+    samples: Samples
+    trainer: Trainer
+
+
+class Agent:
+    """One device."""
+
+    def __init__(
+        self,
+        client: Client,
+        device: Device,
+        *,
+        progress: Progress = lambda what, done, total: None,
+        on_report: Callable[[Report], None] = lambda report: None,
+    ) -> None:
+        self.client, self.device, self.progress, self.on_report = client, device, progress, on_report
+        self._loaded: dict[str, _Loaded] = {}
+
+    def run(
+        self, *, most_tasks: int | None = None, wait: float = 30.0, until: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Work until told to stop; returns the number of tasks that were answered."""
+        done = 0
+        while (most_tasks is None or done < most_tasks) and not until():
+            offer = self.client.next_task(wait)
+            if offer is not None and self.answer(offer):
+                done += 1
+        return done
+
+    def answer(self, offer: TaskOffer) -> bool:
+        """Do a task and send the result; whatever goes wrong with it is reported, and the agent lives on."""
+        try:
+            report = self._work(offer)
+        except (TaskFailed, DataError) as error:
+            self._give_up(offer, error.reason, str(error))
+        except Declined as error:  # late, or the round is over: not worth a repetition
+            log.warning("task %s: %s", offer.id, error)
+        except EmbraceError as error:
+            self._give_up(offer, "failed", str(error))
+        else:
+            self.on_report(report)
+            return True
+        return False
+
+    def _give_up(self, offer: TaskOffer, reason: str, message: str) -> None:
+        log.warning("task %s failed: %s", offer.id, message)
+        try:
+            self.client.fail(offer.id, reason, message)
+        except Declined as error:
+            log.warning("task %s: %s", offer.id, error)
+
+    def _work(self, offer: TaskOffer) -> Report:
+        watch = Stopwatch()
+        task = decode_task(offer.work)
+        with watch.part("download"):
+            loaded = self._load(offer, task)
+            boundary = loaded.bundle.manifest.boundary(task.boundary)
+            engine = choose_engine(boundary, self.device.engine)
+            loaded.bundle.training_files(boundary, engine)
+            before = loaded.bundle.received
+            received = Received(loaded.bundle.suffix(offer, boundary.layer))
+        loaded.trainer.engine = engine
+        loaded.trainer.source = RemoteSource(loaded.bundle, offer)
+        outcome = loaded.trainer.run(task, received, watch)
+        with watch.part("optimiser"):
+            update = outcome.local.update()
+        space = loaded.bundle.space
+        downloaded = loaded.bundle.received - before
+        report = replace(
+            outcome.report,
+            seconds=asdict(watch.timings(loaded.trainer.forward_share)),
+            bytes={**outcome.report.bytes, "downloaded": downloaded, "uploaded": 4 * update.size},
+        )
+        with watch.part("upload"):
+            self.client.send_update(offer.id, lambda: encode(space, boundary.layer, update), report)
+        return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
+
+    def _load(self, offer: TaskOffer, task: Task) -> _Loaded:
+        known = self._loaded.get(offer.bundle)
+        if known is None:
+            for other in self._loaded.values():  # one bundle at a time: memory is short
+                other.trainer.close()
+            self._loaded.clear()
+            work = self.device.work / "jobs" / offer.bundle[:16]
+            bundle = RemoteBundle(self.client, offer.bundle, self.device.work, work)
+            samples = load_samples(self.device.data, bundle.manifest)
+            check_trainable(samples, self.device.allow_single_class)
+            settings, plan = self._allowance(bundle, samples, task)
+            trainer = Trainer(
+                work, RemoteSource(bundle, offer), samples, settings=settings, plan=plan, progress=self.progress
+            )
+            known = self._loaded[offer.bundle] = _Loaded(bundle, samples, trainer)
+        return known
+
+    def _allowance(self, bundle: RemoteBundle, samples: Samples, task: Task) -> tuple[Settings, ForwardPlan]:
+        """Whether the task fits; if not, the coordinator is told what would, and the task goes back."""
+        device, manifest = self.device, bundle.manifest
+
+        def allowed(boundary: str | None) -> tuple[Settings, ForwardPlan, str]:
+            found = allow(
+                bundle.directory, manifest, batch=task.batch, samples=len(samples), memory=device.memory,
+                boundary=boundary, engine=device.engine, profile=device.profile, settings=device.settings,
+                activations=task.activations, work=device.work, try_out=False,
+            )  # fmt: skip
+            return found.settings, found.plan, found.boundary.name
+
+        try:
+            settings, plan, _ = allowed(task.boundary)
+            return settings, plan
+        except OutOfMemory:
+            _, _, fitting = allowed(None)
+            self.client.set_profile({**describe(device), "boundary": fitting})
+            raise
+
+
+def describe(device: Device) -> dict[str, object]:
+    """The profile that a device reports."""
+    room = None
+    if device.memory is not None:
+        now = current_memory()
+        room = max(1, parse_size(device.memory) - (now.anonymous if now else 0))
+    engines = ["portable", *(["ort-training"] if is_available() else [])]
+    if device.engine != "auto":
+        engines = [device.engine]
+    return {
+        "memory": room,
+        "tier": device.tier,
+        "threads": device.settings.threads,
+        "runtime": f"onnxruntime {onnxruntime.__version__}",
+        "engines": engines,
+    }

@@ -1,0 +1,106 @@
+"""A bundle that lies with the coordinator: graphs are fetched once and kept, weights layer by layer when they are due.
+
+In the work directory of a job there is one sparse weights file; it has the bytes of the layers in use, at the offsets
+at which the graphs look for them. A layer that is discarded becomes a hole again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from edge_runtime.client import Client, TaskOffer
+from federation.errors import BundleError
+from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
+from federation.space import Vector
+from federation.weights import header
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
+
+
+class RemoteBundle:
+    """Graphs by hash in a cache, and a work directory that looks like a bundle."""
+
+    def __init__(self, client: Client, digest: str, cache: Path, work: Path) -> None:
+        self.client, self.cache, self.directory = client, cache / "graphs", work
+        self.cache.mkdir(parents=True, exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
+        text = client.manifest(digest)
+        (work / MANIFEST_NAME).write_bytes(text)
+        self.manifest: Manifest = loads(text.decode())
+        self.space = self.manifest.space
+        self.data_start = len(header(self.space))
+        self.received = 0  # bytes of weights
+
+    def file(self, ref: FileRef) -> Path:
+        """A graph in the work directory; from the cache, or from the coordinator."""
+        path = self.directory / ref.name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            known = self.cache / ref.sha256
+            if not known.exists():
+                self.client.save_graph(ref.sha256, known)
+            try:
+                os.link(known, path)
+            except OSError:
+                shutil.copyfile(known, path)
+        return path
+
+    def training_files(self, boundary: Boundary, engine: str) -> None:
+        """Everything that an engine needs for a boundary."""
+        for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
+            self.file(ref)
+
+    def suffix(self, offer: TaskOffer, first_layer: int) -> Vector:
+        """The weights that are trained, mapped from the file."""
+        where = self.space.suffix(first_layer)
+        self.fetch_weights(offer, where)
+        path = self.directory / self.manifest.weights.name
+        if where.stop == where.start:
+            return np.zeros(0, np.float32)
+        return np.memmap(
+            path, np.dtype("<f4"), "r", offset=self.data_start + 4 * where.start, shape=(where.stop - where.start,)
+        )
+
+    def fetch_weights(self, offer: TaskOffer, where: slice) -> None:
+        """A range of a version, to its place in the file."""
+        start, stop = self.data_start + 4 * where.start, self.data_start + 4 * where.stop
+        path = self.directory / self.manifest.weights.name
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(start)
+            for chunk in self.client.weights(offer.job, offer.version, start, stop):
+                file.write(chunk)
+                self.received += len(chunk)
+            if file.tell() != stop:
+                raise BundleError(f"expected {stop - start} bytes of weights, got {file.tell() - start}")
+
+
+class RemoteSource:
+    """Frozen layers of one version of the weights."""
+
+    def __init__(self, bundle: RemoteBundle, offer: TaskOffer) -> None:
+        self.bundle, self.offer, self.manifest = bundle, offer, bundle.manifest
+        self.version = f"{offer.job}/{offer.version}"
+
+    def fetch(self, layer: int) -> Path:
+        self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))
+        return self.bundle.file(self.manifest.layers[layer].forward)
+
+    def release(self, layer: int) -> None:
+        """Give the layer's blocks back to the disk, where the system can."""
+        where = self.bundle.space.layer(layer)
+        path = self.bundle.directory / self.manifest.weights.name
+        with path.open("r+b") as file:
+            _punch(file.fileno(), self.bundle.data_start + 4 * where.start, 4 * (where.stop - where.start))
+
+
+def _punch(descriptor: int, offset: int, length: int) -> None:
+    """fallocate(FALLOC_FL_PUNCH_HOLE); where there is no such thing, bytes stay until the next version comes."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if call is not None and length:
+        call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length))
