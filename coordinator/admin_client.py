@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ class AdminClient:
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
         digest = self.send_bundle((file.parent / plan.bundle).resolve())
+        data = plan.evaluate.data
+        if data is not None and (file.parent / data.partition(":")[0]).exists():
+            plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
         return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan)})["id"])
 
     def events(self, job: str, after: int = 0) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,13 @@
-"""The server's step: a new version of the weights from the old one and the mean of the updates, block by block."""
+"""The server's step: a new version of the weights from the old one and what the updates say, block by block."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.store.files import publish
 from federation.accumulate import Accumulator
@@ -13,10 +15,11 @@ from federation.space import ParameterSpace
 from federation.weights import header, map_weights
 
 BLOCK = 1 << 18  # elements
+Blocks = Iterable[tuple[slice, NDArray[np.float64]]]  # where in the flat vector, and how far it moves
 
 
-def write_version(old: Path, new: Path, space: ParameterSpace, total: Accumulator, rate: float) -> None:
-    """x ← x + rate · mean, computed in double precision. What nobody trained is copied bit by bit.
+def write_version(old: Path, new: Path, space: ParameterSpace, moves: Blocks, rate: float) -> None:
+    """x ← x + rate · move, computed in double precision. What nobody trained is copied bit by bit.
 
     Memory does not grow with the model: old and new are files, and only a block of each is in use.
     """
@@ -25,17 +28,21 @@ def write_version(old: Path, new: Path, space: ParameterSpace, total: Accumulato
     shutil.copyfile(old, draft)
     before = map_weights(old, space)
     start = len(header(space))
-    moved = np.empty(BLOCK)
     with draft.open("r+b") as file:
-        for index in range(len(space.layers)):
-            if not total.weight(index):
-                continue
-            layer = space.layer(index)
+        for at, move in moves:
+            move *= rate
+            move += before[at]
+            file.seek(start + 4 * at.start)
+            file.write(move.astype("<f4").data)
+    publish(draft, new)
+
+
+def means(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """The mean over those who trained each layer; layers that nobody trained do not appear."""
+    buffer = np.empty(BLOCK)
+    for index in range(len(space.layers)):
+        layer = space.layer(index)
+        if total.weight(index):
             for first in range(layer.start, layer.stop, BLOCK):
                 at = slice(first, min(first + BLOCK, layer.stop))
-                mean = total.mean(at, moved[: at.stop - at.start])
-                mean *= rate
-                mean += before[at]
-                file.seek(start + 4 * at.start)
-                file.write(mean.astype("<f4").data)
-    publish(draft, new)
+                yield at, total.mean(at, buffer[: at.stop - at.start])

@@ -11,18 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
-from coordinator.aggregate import write_version
+from coordinator.aggregate import means, write_version
 from coordinator.plan import Plan
+from coordinator.robust import robust_moves
 from coordinator.store.files import Files
 from coordinator.store.schema import EventRow, JobRow, RoundRow, UpdateRow
 from federation.accumulate import Accumulator
 from federation.axes.cover import DeviceProfile
 from federation.errors import EmbraceError
 from federation.manifest import Boundary, Manifest
+from federation.space import Vector
 from federation.wire import CheckedUpdate, read_blocks
 
 Reached = Callable[[str], None]  # told of points at which a test may end the process
@@ -39,7 +42,7 @@ class JobRunner:
         self.round: rounds.Round | None = None
         self.previous: cohort.Cohort | None = None
         self.total: Accumulator | None = None
-        self.folded: set[str] = set()
+        self.folded: dict[str, CheckedUpdate] = {}  # by task
 
     def open(self, session: Session, number: int, now: float) -> None:
         """The next round."""
@@ -48,7 +51,7 @@ class JobRunner:
         self.round = rounds.open_round(
             number, self.plan.seed, self.plan.participate, now, lease=limits.lease, offer=limits.offer
         )
-        self.total, self.folded = None, set()
+        self.total, self.folded = None, {}
         session.add(
             RoundRow(
                 job=self.id, number=number, state=self.round.state, body=rounds.encode(self.round), summary={},
@@ -107,29 +110,45 @@ class JobRunner:
         assert self.round is not None
         if row.task in self.folded:
             return
-        if self.total is None:
-            draws = sum(seat.count for seat in self.round.slots)
-            most = draws * self.plan.weigh.weight(self.plan.bounds.max_samples)
-            self.total = Accumulator(self.space, max_value=self.plan.bounds.max_value, max_weight=max(most, 1.0))
-        seat = self.round.slots[row.slot]
-        with body.open("rb") as file:
-            blocks = read_blocks(file, checked)
-            first = next(blocks)
-            self._reached("mid-fold")
-            self.total.fold(
-                checked.first_layer, _chain(first, blocks), row.weight * seat.count, checked.squares,
-                largest=checked.largest,
-            )  # fmt: skip
-        self.folded.add(row.task)
+        if self.plan.serve.combine == "mean":
+            if self.total is None:
+                self.total = self._accumulator()
+            seat = self.round.slots[row.slot]
+            with body.open("rb") as file:
+                self.total.fold(
+                    checked.first_layer, self._clipped(read_blocks(file, checked), checked.norm),
+                    row.weight * seat.count, checked.squares, largest=checked.largest,
+                )  # fmt: skip
+        self.folded[row.task] = checked
+
+    def _accumulator(self) -> Accumulator:
+        assert self.round is not None
+        draws = sum(seat.count for seat in self.round.slots)
+        most = draws * self.plan.weigh.weight(self.plan.bounds.max_samples)
+        return Accumulator(self.space, max_value=self.plan.bounds.max_value, max_weight=max(most, 1.0))
+
+    def _clipped(self, blocks: Iterable[tuple[slice, Vector]], norm: float) -> Iterable[tuple[slice, Vector]]:
+        """The blocks of an update, shortened if it is too long."""
+        most = self.plan.serve.clip_norm
+        factor = np.float32(most / norm) if most is not None and norm > most else None
+        for number, (at, values) in enumerate(blocks):
+            if number == 1:
+                self._reached("mid-fold")
+            yield at, values if factor is None else values * factor
 
     def write_next(self, version: int) -> None:
         """The weights after this round."""
-        if self.total is None:
+        serve = self.plan.serve
+        if not self.folded:
             raise EmbraceError(f"round {self.round.number if self.round else '?'} closed without an update")
-        write_version(
-            self.files.version(self.id, version), self.files.version(self.id, version + 1), self.space, self.total,
-            self.plan.serve.rate,
-        )  # fmt: skip
+        if serve.combine == "mean":
+            assert self.total is not None
+            moves = means(self.total, self.space)
+        else:
+            bodies = [(checked, self.files.arrived(task)) for task, checked in sorted(self.folded.items())]
+            moves = robust_moves(bodies, serve.combine, serve.trim)
+        old, new = self.files.version(self.id, version), self.files.version(self.id, version + 1)
+        write_version(old, new, self.space, moves, serve.rate)
 
     def updates(self, session: Session) -> list[UpdateRow]:
         """What was acknowledged in this round, in the order of the slots."""
@@ -139,24 +158,19 @@ class JobRunner:
 
     def summary(self, updates: list[UpdateRow]) -> dict[str, Any]:
         """What the round came to."""
-        assert self.total is not None
+        first = [checked.first_layer for checked in self.folded.values()]
         return {
             "updates": len(updates),
             "samples": sum(row.samples for row in updates),
             "bytes_up": sum(row.bytes for row in updates),
             "loss": _mean([row.report.get("loss") for row in updates]),
-            "trainers": {layer.name: self.total.count(i) for i, layer in enumerate(self.manifest.layers)},
+            "trainers": {layer.name: sum(f <= i for f in first) for i, layer in enumerate(self.manifest.layers)},
         }
 
 
 def _cohort(round: rounds.Round) -> cohort.Cohort | None:
     """Who took part, for the next round of a window."""
     return cohort.Cohort(round.slots, round.wanted, round.quorum) if round.slots else None
-
-
-def _chain(first: Any, rest: Iterable[Any]) -> Iterable[Any]:
-    yield first
-    yield from rest
 
 
 def _mean(values: list[Any]) -> float | None:

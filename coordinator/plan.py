@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from coordinator.robust import Combine
 from federation.axes.cover import Cover, Everything, OutputSide
 from federation.axes.local import LocalRule, decode_rules, encode_rules
 from federation.axes.participate import Participation
@@ -75,11 +76,18 @@ class Weigh:
 
 @dataclass(frozen=True)
 class Serve:
-    """How the server moves: x ← x + rate · mean update. rate = 1 is FedAvg."""
+    """How the server moves: x ← x + rate · combined update. rate = 1 and the mean is FedAvg."""
 
     rate: float = 1.0
+    combine: Combine = "mean"
+    trim: float = 0.1  # trimmed mean: share that is left out at either end
+    clip_norm: float | None = None  # mean: longer updates are shortened to this
 
     def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise InputError(f"serve.trim: expected a share in [0, 0.5), got {self.trim}")
+        if self.clip_norm is not None and (self.combine != "mean" or not 0 < self.clip_norm < 1e30):
+            raise InputError("serve.clip_norm: expected a number above 0, together with combine = 'mean'")
         if not 0 < self.rate <= 1000:
             raise InputError(f"serve.rate: expected a number in (0, 1000], got {self.rate}")
 
@@ -103,6 +111,18 @@ class Bounds:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """Scoring new versions on the coordinator's machine."""
+
+    data: str | None = None  # as `embrace train --data`; None: no scores
+    every: int = 1  # versions
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise InputError(f"evaluate.every: expected at least 1, got {self.every}")
+
+
+@dataclass(frozen=True)
 class Plan:
     """A whole job."""
 
@@ -115,6 +135,7 @@ class Plan:
     local: LocalWork = field(default_factory=LocalWork)
     weigh: Weigh = field(default_factory=Weigh)
     serve: Serve = field(default_factory=Serve)
+    evaluate: Evaluate = field(default_factory=Evaluate)
     bounds: Bounds = field(default_factory=Bounds)
 
     def __post_init__(self) -> None:

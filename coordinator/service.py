@@ -1,17 +1,9 @@
-"""The use cases: enrol a device, create a job, hand out tasks, take updates, close rounds. No HTTP here.
-
-One lock guards all state; nothing slow happens while it is held. Bodies are folded, and versions written, by one worker
-thread.
-"""
+"""The use cases of devices: wait for a task, send an update, give up. No HTTP here."""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +12,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
-from coordinator.credentials import new_id
 from coordinator.errors import NotAllowed, NotFound, Refused
-from coordinator.job_runner import JobRunner, Reached
-from coordinator.plan import Plan, plan_from, plan_to
-from coordinator.store.database import Sessions
-from coordinator.store.files import Files, publish
-from coordinator.store.schema import DeviceRow, EventRow, JobRow, RoundRow, UpdateRow
-from coordinator.views import FINISHED, Views
+from coordinator.job_runner import JobRunner
+from coordinator.keeper import JobKeeper
+from coordinator.store.files import publish
+from coordinator.store.schema import DeviceRow, EventRow, JobRow, UpdateRow
 from federation.axes.cover import DeviceProfile
-from federation.bundle_files import check_bundle
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
-from federation.manifest import Manifest, read_manifest
 from federation.messages import encode_task
-from federation.wire import CheckedUpdate, Limits, UpdateDecoder
+from federation.wire import CheckedUpdate, Limits, UpdateDecoder, update_header
 
 log = logging.getLogger("embrace.coordinator")
 PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
@@ -61,45 +48,8 @@ class Receiving:
     decoder: UpdateDecoder
 
 
-class Coordinator(Views):
-    """Everything the API can do. Thread-safe."""
-
-    def __init__(
-        self,
-        files: Files,
-        sessions: Sessions,
-        *,
-        clock: Callable[[], float] = time.time,
-        reached: Reached = lambda point: None,
-    ) -> None:
-        super().__init__(files, sessions)
-        self.clock, self._reached = clock, reached
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._runners: dict[str, JobRunner] = {}
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._worker = threading.Thread(target=self._labour, name="fold", daemon=True)
-        self._stopping = False
-
-    def start(self) -> None:
-        """Take up what was going on when the process ended, and go on."""
-        self.files.forget_arriving()
-        self._worker.start()
-        with self._lock, self.sessions() as session:
-            known = set(session.scalars(select(UpdateRow.task)))
-            for task, path in self.files.spooled().items():
-                if task not in known:  # it was never acknowledged: the device sends it again
-                    path.unlink(missing_ok=True)
-            for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED))):
-                self._recover(session, row)
-
-    def stop(self) -> None:
-        """Finish what is being folded, then rest."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._work.put(None)
-        self._worker.join()
+class Coordinator(JobKeeper):
+    """Everything the API can do."""
 
     def revoke(self, device: str) -> None:
         """Shut a device out; what it holds is free for another."""
@@ -111,49 +61,6 @@ class Coordinator(Views):
             for runner in self._runners.values():
                 self._advance(session, runner, rounds.DevicesLeft((device,)))
             self._changed.notify_all()
-
-    # --- jobs --------------------------------------------------------------------------------------------------------
-
-    def create_job(self, plan: Plan, bundle: str) -> str:
-        """A job on a bundle that is here already."""
-        directory = self.files.bundle(bundle)
-        manifest = read_manifest(directory)
-        check_bundle(directory, manifest)
-        job, now = new_id(), self.clock()
-        first = self.files.version(job, 0)
-        first.parent.mkdir(parents=True)
-        draft = first.with_suffix(".draft")
-        draft.write_bytes((directory / manifest.weights.name).read_bytes())
-        publish(draft, first)
-        with self._changed, self.sessions.begin() as session:
-            row = JobRow(
-                id=job, name=plan.name or manifest.name, bundle=bundle, plan=plan_to(plan), state="running", version=0,
-                created_at=now,
-            )  # fmt: skip
-            session.add(row)
-            session.flush()
-            runner = JobRunner(row, plan, manifest, self.files, self._reached)
-            runner.open(session, 0, now)
-            session.add(EventRow(job=job, at=now, kind="JobCreated", body={"name": row.name}))
-            self._runners[job] = runner
-            self._changed.notify_all()
-        return job
-
-    def set_state(self, job: str, state: str) -> None:
-        """running, paused or stopped."""
-        with self._changed, self._transaction(*self._runners.values()) as session:
-            row = session.get(JobRow, job)
-            if row is None:
-                raise NotFound(f"there is no job {job!r}")
-            if row.state in FINISHED:
-                raise Refused(f"job {job} is {row.state}", "finished")
-            row.state = state
-            session.add(EventRow(job=job, at=self.clock(), kind="JobState", body={"state": state}))
-            if state == "stopped":
-                self._advance(session, self._runners[job], rounds.Stop())
-            self._changed.notify_all()
-
-    # --- tasks -------------------------------------------------------------------------------------------------------
 
     def next_task(self, device: str, wait: float) -> TaskOffer | None:
         """A task for a device, as soon as there is one; None after `wait` seconds."""
@@ -174,8 +81,10 @@ class Coordinator(Views):
             if seat.state == "arrived" and attempt == len(seat.holders):
                 raise Refused("this update has arrived already", "duplicate")
             bounds = runner.plan.bounds
-            limits = Limits(max_norm=bounds.max_norm, max_value=bounds.max_value)
-            decoder = UpdateDecoder(runner.space, runner.boundary(seat).layer, limits)
+            layer = runner.boundary(seat).layer
+            header = 4 * len(update_header(runner.space, layer)) + 4096  # room for another way of writing the same
+            limits = Limits(max_header_bytes=header, max_norm=bounds.max_norm, max_value=bounds.max_value)
+            decoder = UpdateDecoder(runner.space, layer, limits)
             return Receiving(task, self.files.arriving(task), decoder)
 
     def accept(
@@ -217,41 +126,6 @@ class Coordinator(Views):
                 body = {"task": task, "device": device, "reason": reason, "message": message}
                 session.add(EventRow(job=runner.id, at=self.clock(), kind="TaskFailed", body=body))
             self._changed.notify_all()
-
-    def tick(self) -> None:
-        """Let time pass: leases run out, deadlines come."""
-        with self._changed:
-            for runner in list(self._runners.values()):
-                if runner.round is not None and (due := runner.round.wakes_at) is not None and due <= self.clock():
-                    with self._transaction(runner) as session:
-                        effects = self._advance(session, runner, rounds.Tick())
-                    self._follow(runner, effects)
-            self._changed.notify_all()
-
-    # --- inside ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self, *runners: JobRunner) -> Iterator[Session]:
-        """All or nothing, in memory too: if the database refuses, the rounds are as they were."""
-        before = [(runner, runner.round, runner.previous) for runner in runners]
-        try:
-            with self.sessions.begin() as session:
-                yield session
-        except BaseException:
-            for runner, known, previous in before:
-                runner.round, runner.previous = known, previous
-            raise
-
-    def _advance(self, session: Session, runner: JobRunner, event: rounds.Event) -> tuple[rounds.Effect, ...]:
-        return runner.advance(session, event, self.clock())
-
-    def _follow(self, runner: JobRunner, effects: tuple[rounds.Effect, ...]) -> None:
-        """What a fact led to, after it is recorded."""
-        for effect in effects:
-            if isinstance(effect, rounds.CloseRound):
-                self._work.put(lambda: self._close(runner))
-            elif isinstance(effect, rounds.RoundAbandoned):
-                self._finish(runner, "failed", effect.reason)
 
     def _try_task(self, device: str) -> TaskOffer | None:
         now = self.clock()
@@ -315,76 +189,6 @@ class Coordinator(Views):
         if not 0 <= slot < len(slots) or device not in slots[slot].holders:
             raise NotFound(f"there is no task {task!r}")  # whose it is, is nobody's business
         return runner, slots[slot], attempt
-
-    def _labour(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                work()
-            except Exception:
-                log.exception("the fold worker failed")
-
-    def _fold(self, runner: JobRunner, row: UpdateRow, checked: CheckedUpdate) -> None:
-        runner.fold(row, checked, self.files.arrived(row.task))
-
-    def _close(self, runner: JobRunner) -> None:
-        """The server's step; everything that counts is folded, because the worker does one thing after the other."""
-        with self._lock, self.sessions() as session:
-            job = session.get_one(JobRow, runner.id)
-            updates = runner.updates(session)
-        runner.write_next(job.version)
-        self._reached("mid-commit")
-        with self._changed, self._transaction(runner) as session:
-            job = session.get_one(JobRow, runner.id)
-            assert runner.round is not None
-            number = runner.round.number
-            row = session.get_one(RoundRow, (runner.id, number))
-            row.summary = runner.summary(updates)
-            self._advance(session, runner, rounds.Committed())
-            job.version += 1
-            event = {"round": number, "version": job.version, **row.summary}
-            session.add(EventRow(job=job.id, at=self.clock(), kind="RoundCommitted", body=event))
-            if job.state == "stopped" or number + 1 >= runner.plan.num_rounds:
-                job.state = job.state if job.state == "stopped" else "done"
-                session.add(EventRow(job=job.id, at=self.clock(), kind="JobState", body={"state": job.state}))
-                del self._runners[job.id]
-            else:
-                runner.open(session, number + 1, self.clock())
-            self._changed.notify_all()
-        for update in updates:
-            self.files.arrived(update.task).unlink(missing_ok=True)
-        self.files.version(runner.id, job.version - 2).unlink(missing_ok=True)
-
-    def _finish(self, runner: JobRunner, state: str, message: str) -> None:
-        with self.sessions.begin() as session:
-            job = session.get_one(JobRow, runner.id)
-            if job.state not in FINISHED:
-                job.state, job.message = state, message
-                session.add(
-                    EventRow(job=job.id, at=self.clock(), kind="JobState", body={"state": state, "message": message})
-                )
-        self._runners.pop(runner.id, None)
-
-    def _recover(self, session: Session, row: JobRow) -> None:
-        """A job as it was: the open round, and every body of it folded again."""
-        manifest: Manifest = read_manifest(self.files.bundle(row.bundle))
-        runner = JobRunner(row, plan_from(row.plan), manifest, self.files, self._reached)
-        newest = select(RoundRow).where(RoundRow.job == row.id).order_by(RoundRow.number.desc()).limit(1)
-        runner.restore(session, session.scalars(newest).one())
-        self._runners[row.id] = runner
-        for update in runner.updates(session):
-            self._work.put(lambda update=update: self._fold(runner, update, self._check_again(runner, update)))  # type: ignore[misc]
-        if runner.round is not None and runner.round.state == "closing":
-            self._work.put(lambda: self._close(runner))
-
-    def _check_again(self, runner: JobRunner, row: UpdateRow) -> CheckedUpdate:
-        """What is known about a body, from the body itself."""
-        assert runner.round is not None
-        layer = runner.boundary(runner.round.slots[row.slot]).layer
-        decoder = UpdateDecoder(runner.space, layer, Limits(max_value=runner.plan.bounds.max_value))
-        with self.files.arrived(row.task).open("rb") as file:
-            while chunk := file.read(1 << 20):
-                decoder.feed(chunk)
-        return decoder.finish()
 
 
 _ANSWERS = (cohort.AcceptUpdate, cohort.AlreadyAccepted, cohort.RejectUpdate)

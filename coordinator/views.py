@@ -10,7 +10,7 @@ from sqlalchemy import select
 from coordinator.errors import NotFound
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
-from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, RoundRow
+from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow
 from federation.bundle_files import check_bundle, file_ref
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -44,6 +44,13 @@ class Views:
         with self.sessions() as session:
             rows = session.scalars(select(RoundRow).where(RoundRow.job == job).order_by(RoundRow.number))
             return [{k: v for k, v in _columns(row).items() if k != "body"} for row in rows]
+
+    def metrics(self, job: str) -> list[dict[str, Any]]:
+        """Scores of versions."""
+        self.job(job)
+        with self.sessions() as session:
+            rows = session.scalars(select(MetricRow).where(MetricRow.job == job).order_by(MetricRow.id))
+            return [{k: v for k, v in _columns(row).items() if k not in ("id", "job")} for row in rows]
 
     def devices(self) -> list[dict[str, Any]]:
         with self.sessions() as session:

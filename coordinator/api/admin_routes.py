@@ -83,6 +83,11 @@ def rounds(job: str, service: Service) -> list[dict[str, Any]]:
     return service.rounds(job)
 
 
+@router.get("/jobs/{job}/metrics", summary="Scores of the versions of a job")
+def metrics(job: str, service: Service) -> list[dict[str, Any]]:
+    return service.metrics(job)
+
+
 @router.get("/jobs/{job}/events", summary="What happens, as it happens (server-sent events)")
 async def events(
     job: str, request: Request, service: Service, after: Annotated[int, Query(ge=0)] = 0

@@ -1,0 +1,68 @@
+"""Scores of new versions, computed in worker processes so that rounds do not wait for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("embrace.evaluation")
+LONGEST = 3600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to score; the weights are this request's own file and are removed afterwards."""
+
+    job: str
+    version: int
+    bundle: Path
+    weights: Path
+    data: str
+
+
+class Evaluations:
+    """One at a time, in the order in which they come."""
+
+    def __init__(self, done: Callable[[Evaluation, dict[str, Any]], None]) -> None:
+        self._done = done
+        self._waiting: queue.SimpleQueue[Evaluation | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="evaluate", daemon=True)
+        self._thread.start()
+
+    def put(self, request: Evaluation) -> None:
+        self._waiting.put(request)
+
+    def close(self) -> None:
+        """Finish what is waiting."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (request := self._waiting.get()) is not None:
+            try:
+                self._done(request, self._score(request))
+            except Exception:
+                log.exception("version %s of job %s was not evaluated", request.version, request.job)
+            finally:
+                request.weights.unlink(missing_ok=True)
+
+    @staticmethod
+    def _score(request: Evaluation) -> dict[str, Any]:
+        given = {"bundle": str(request.bundle), "weights": str(request.weights), "data": request.data}
+        command = [sys.executable, "-m", "edge_runtime.evaluate_version"]
+        answer = subprocess.run(
+            command, input=json.dumps(given), capture_output=True, text=True, timeout=LONGEST, check=False,
+            cwd=Path(__file__).resolve().parents[1],
+        )  # fmt: skip
+        if answer.returncode:
+            return {"error": (answer.stderr.strip().splitlines() or ["no message"])[-1]}
+        found: dict[str, Any] = json.loads(answer.stdout)
+        return found

@@ -1,0 +1,41 @@
+"""Scores one version of a bundle's weights on data, in a process of its own.
+
+python -m edge_runtime.evaluate_version < request.json > score.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from edge_runtime.data import load_samples
+from edge_runtime.engine.session import Settings
+from edge_runtime.evaluate import Evaluator
+from edge_runtime.forward import ForwardPlan
+from edge_runtime.layers import BundleSource
+from federation.errors import EmbraceError
+from federation.manifest import read_manifest
+from federation.weights import map_weights
+
+
+def main() -> None:
+    """A request on standard input: bundle, weights, data; a score on standard output."""
+    request = json.load(sys.stdin)
+    directory = Path(request["bundle"])
+    try:
+        manifest = read_manifest(directory)
+        samples = load_samples(request["data"], manifest)
+        weights = map_weights(Path(request["weights"]), manifest.space)
+        source = BundleSource(directory, manifest)
+        evaluator = Evaluator(directory, source, 0, samples, settings=Settings(), plan=ForwardPlan())
+        found = evaluator.score(weights)
+    except EmbraceError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    json.dump({**asdict(found), "mean_loss": found.mean_loss, "accuracy": found.accuracy}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
