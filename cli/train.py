@@ -68,12 +68,15 @@ def train(
     Example: embrace train bundles/resnet20 --data photos/ --memory 64MB --rounds 5
     """
     manifest = read_manifest(bundle)
-    out = out or bundle.with_name(f"{bundle.resolve().name}-trained")
+    named = bundle if bundle.name not in ("", "..") else bundle.resolve()  # '.' has no name of its own
+    out = out or named.with_name(f"{bundle.resolve().name}-trained")
     checkpoint = checkpoint or out.with_name(f"{out.name}.checkpoint")
     try:
         from edge_runtime.budget import allow
-        from edge_runtime.data import load_samples
+        from edge_runtime.data import check_trainable, load_samples, parse_augmentation
         from edge_runtime.engine.session import Settings
+        from edge_runtime.fine_tune import kept_boundary
+        from edge_runtime.state import sole_user
         from edge_runtime.trained_bundle import check_target
 
         check_target(out)
@@ -83,9 +86,13 @@ def train(
         held_out = load_samples(test, manifest, label=label) if test else None
         if held_out is None and holdout:
             samples, held_out = samples.split(holdout, seed)
+        boundary = boundary or (None if fresh else kept_boundary(checkpoint))
+        check_trainable(samples, allow_single_class)
+        parse_augmentation(augment).check(manifest.input.shape)
+        most = max(len(samples), len(held_out) if held_out is not None else 0)
         with show.progress("find what fits"):
             allowance = allow(
-                bundle, manifest, batch=min(batch, len(samples)), samples=len(samples), memory=memory,
+                bundle, manifest, batch=min(batch, len(samples)), samples=most, memory=memory,
                 boundary=boundary, engine=engine, profile=profile, settings=settings, activations=activations,
                 work=work or default_work(),
             )  # fmt: skip
@@ -93,11 +100,12 @@ def train(
             allowance.boundary.name, samples, epochs, steps, batch, rate, rule, augment, refresh_every, activations,
             seed, allow_single_class,
         )  # fmt: skip
-        if fresh:
-            checkpoint.unlink(missing_ok=True)
         if not json_:
             _announce(manifest, allowance, samples, held_out)
-        history = _run(bundle, manifest, samples, held_out, settled, allowance, rounds, checkpoint, out)
+        with sole_user(checkpoint):
+            if fresh:
+                _forget(checkpoint)
+            history = _run(bundle, manifest, samples, held_out, settled, allowance, rounds, checkpoint, out)
     except (TaskFailed, DataError) as error:
         if json_:
             show.print_json({"status": error.reason, "message": str(error)})
@@ -106,6 +114,13 @@ def train(
         show.print_json(summary(manifest, allowance, history, out))
     else:
         _print(history, allowance, out)
+
+
+def _forget(checkpoint: Path) -> None:
+    try:
+        checkpoint.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"--fresh cannot remove {checkpoint}: {error.strerror}") from None
 
 
 def _settle(
@@ -143,18 +158,17 @@ def _run(
     with show.progress("train") as bar:
 
         def progress(what: str, step: int, total: int) -> None:
-            if what == "train":
+            nonlocal done
+            if what == "round":
+                done = step
+            elif what == "train":
                 bar(f"round {done + 1} of {rounds}", done * total + step, rounds * total)
             else:
                 bar(f"frozen layers, {what}", step, total)
 
-        def on_round(report: object, score: object) -> None:
-            nonlocal done
-            done += 1
-
         trained, history = fine_tune(
             bundle, manifest, samples, held_out, settled, allowance,
-            num_rounds=rounds, checkpoint=checkpoint, progress=progress, on_round=on_round,
+            num_rounds=rounds, checkpoint=checkpoint, progress=progress,
         )  # fmt: skip
     write_trained(bundle, manifest, allowance.boundary.layer, trained, out)
     checkpoint.unlink(missing_ok=True)
@@ -203,9 +217,15 @@ def _announce(manifest: Manifest, allowance: Allowance, samples: Samples, held_o
     screen.print(
         f"memory: {show.size(allowance.budget)} ({allowance.budget_from}), idle {show.size(allowance.idle)}, training "
         f"{'took' if allowance.trial else 'is predicted to take'} {show.size(allowance.needed)}"
-        f"{' in a trial' if allowance.trial else ''}; activations in {'a file' if allowance.plan.folder else 'memory'}",
+        f"{' in a trial' if allowance.trial else ''}{_where(allowance)}",
         markup=False,
     )
+
+
+def _where(allowance: Allowance) -> str:
+    if not allowance.boundary.layer:
+        return ""  # nothing is stored: all layers are trained
+    return f"; activations in {'a file' if allowance.plan.folder else 'memory'}"
 
 
 def _print(history: History, allowance: Allowance, out: Path) -> None:
@@ -257,6 +277,7 @@ def _breakdown(rounds: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
         total.pop("training")
     else:
         total.pop("training_forward"), total.pop("backward")
+    total.pop("hidden_download")  # lies inside other parts
     total["frozen layers"] = total.pop("forward")
     return [
         (name.replace("_", " "), f"{value:.2f}", f"{100 * value / wall:.1f} %")

@@ -12,16 +12,15 @@ import math
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import DiskFull, InputError, OutOfMemory
+from federation.errors import FULL_DISK, DiskFull, InputError, OutOfMemory
 from federation.manifest import TensorSpec
 
 StoredType = Literal["float32", "float16"]
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ActivationStore:
@@ -83,21 +82,26 @@ def _reserve(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDAr
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, prefix="activations-") as file:
-            _allocate(file.fileno(), size)
+            _allocate(file, size)
             return np.memmap(file, dtype, "r+", shape=shape)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL_DISK:
             raise DiskFull(
                 f"no room for {size:,} bytes of activations in {folder}; free some or use less data"
             ) from None
         raise InputError(f"cannot store activations in {folder}: {error.strerror}") from None
 
 
-def _allocate(descriptor: int, size: int) -> None:
-    """Reserve blocks; where the system cannot (macOS), write zeros."""
+def _allocate(file: IO[bytes], size: int) -> None:
+    """Reserve blocks; where the system (macOS, Windows) or the file system (a phone's card) cannot, write zeros."""
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
     zeros = bytes(1 << 20)
     for start in range(0, size, len(zeros)):
-        os.pwrite(descriptor, zeros[: min(len(zeros), size - start)], start)
+        file.write(zeros[: min(len(zeros), size - start)])
+    file.flush()

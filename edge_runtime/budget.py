@@ -28,7 +28,7 @@ from federation.errors import InputError, OutOfMemory
 from federation.manifest import MANIFEST_NAME, Boundary, Manifest
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?B?)\s*", re.IGNORECASE)
 IDLE_GUESS = 45_000_000  # anonymous memory of the idle process where the system does not say
 # Beyond the papers' formula: the runtime's own structures, about so many bytes for each byte of a graph, and what its
 # arena cannot use.
@@ -68,6 +68,11 @@ class Allowance:
     idle: int
     needed: int  # by training from the boundary, measured if there was a trial
     trial: Trial | None
+
+    @property
+    def tight(self) -> bool:
+        """Whether training leaves less than it takes: then evaluation has to wait until its session is gone."""
+        return 2 * self.needed > self.budget - self.idle
 
 
 Trials = Callable[[Boundary], Trial]
@@ -119,7 +124,7 @@ def allow(
     manifest: Manifest,
     *,
     batch: int,
-    samples: int,
+    samples: int,  # to be trained on or evaluated with, whichever are more
     memory: str | None = None,
     boundary: str | None = None,
     engine: str = "auto",
@@ -135,6 +140,10 @@ def allow(
     now = current_memory()
     idle = now.anonymous if now else IDLE_GUESS
     room = budget - idle
+    if room <= 0:
+        raise OutOfMemory(
+            f"the budget is {_mb(budget)}, and the idle process alone has {_mb(idle)}; give it more than that"
+        )
     trials = remembered(directory, manifest, batch, engine, settings, work) if try_out else None
     if boundary is None:
         chosen, needed, trial = largest_fitting(manifest, batch, room, trials)
@@ -200,9 +209,12 @@ def _forward_plan(
         picked = "fast" if profile == "fast" else "low_memory"
     else:
         raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
-    through = max((FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in frozen), default=1)
+    # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
+    through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in manifest.layers)
     batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))
-    stored = samples * math.prod(manifest.layers[boundary.layer].input.shape) * (2 if activations == "float16" else 4)
+    # A group reads one store and writes the next: two of the largest are there at once.
+    largest = max(math.prod(layer.output.shape) for layer in manifest.layers)
+    stored = 2 * samples * largest * (2 if activations == "float16" else 4)
     folder = None if stored <= spare // 4 else work / "activations"
     return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked
 

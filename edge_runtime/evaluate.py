@@ -16,6 +16,7 @@ from edge_runtime.engine.session import Settings
 from edge_runtime.forward import ForwardPlan, Report, store_activations
 from edge_runtime.layers import LayerSource, TrainedSource
 from edge_runtime.timing import Stopwatch
+from federation.errors import FULL_DISK, DiskFull, InputError, OutOfMemory
 from federation.metrics import Score, score
 from federation.space import Vector
 
@@ -42,7 +43,18 @@ class Evaluator:
 
     def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:
         """The score with these weights from the first trained layer on."""
-        manifest, watch = self.source.manifest, watch or Stopwatch()
+        try:
+            return self._score(trained, watch or Stopwatch())
+        except OSError as error:
+            place = self.plan.folder or tempfile.gettempdir()
+            if error.errno in FULL_DISK:
+                raise DiskFull(f"no room to evaluate in {place}; free some or use --holdout 0") from None
+            raise InputError(f"cannot evaluate in {place}: {error.strerror or error}") from None
+        except MemoryError:
+            raise OutOfMemory(f"not enough memory to evaluate {len(self.samples)} samples; hold out fewer") from None
+
+    def _score(self, trained: Vector, watch: Stopwatch) -> Score:
+        manifest = self.source.manifest
         place = self.plan.folder  # where memory is short, not in /tmp: that is memory on many systems
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,13 +16,14 @@ from edge_runtime.budget import Allowance
 from edge_runtime.data import Samples, check_trainable
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.layers import BundleSource
+from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.state import load_state, save_state
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Received, Trainer
 from federation.axes.local import encode_rules
 from federation.errors import EmptyData, InputError
 from federation.manifest import MANIFEST_NAME, Manifest
-from federation.messages import Report, Task
+from federation.messages import Task
 from federation.metrics import Score
 from federation.schedule import Schedule
 from federation.space import Vector
@@ -29,6 +31,7 @@ from federation.weights import map_weights
 
 # What happens now, and how many of how many steps of it are done.
 Progress = Callable[[str, int, int], None]
+_FINGERPRINTED = 16  # inputs that tell one data set from another
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,6 @@ def fine_tune(
     num_rounds: int,
     checkpoint: Path,
     progress: Progress = lambda what, done, total: None,
-    on_round: Callable[[Report, Score | None], None] = lambda report, score: None,
 ) -> tuple[Vector, History]:
     """Train round after round; gives the trained suffix. A kill loses at most the round it interrupts."""
     check_trainable(train, settled.allow_single_class)
@@ -70,9 +72,9 @@ def fine_tune(
     layer = allowance.boundary.layer
     source = BundleSource(directory, manifest)
     original = map_weights(directory / manifest.weights.name, manifest.space)[manifest.space.suffix(layer)]
-    key = _key(directory, settled, allowance)
+    key = _key(directory, settled, allowance, train, held_out)
     vectors, history = _resume(checkpoint, key, original)
-    trial = allowance.trial
+    trial, idle = allowance.trial, current_memory()
     trainer = Trainer(
         directory, source, train,
         engine=allowance.engine, settings=allowance.settings, plan=allowance.plan,
@@ -88,17 +90,24 @@ def fine_tune(
             history.before = evaluator.score(original)
         for number in range(len(history.rounds), num_rounds):
             watch = Stopwatch()
+            progress("round", number, num_rounds)
             task = replace(settled.task, round=number, rate=settled.schedule.at(number))
             outcome = trainer.run(task, Received(vectors["parameters"], vectors.get("momentum")), watch)
             kept = {"parameters": outcome.parameters, **outcome.local.state()}
-            history.after = evaluator.score(outcome.parameters, watch) if evaluator else None
+            memory = outcome.report.memory
+            if evaluator:
+                if allowance.tight:
+                    trainer.release_session()
+                with PeakMeter(idle) as meter:
+                    history.after = evaluator.score(outcome.parameters, watch)
+                memory = _larger(memory, asdict(meter.peak) if meter.peak else {})
             with watch.part("state"):
-                entry = {**asdict(outcome.report), "evaluation": _encode(history.after)}
+                entry = {**asdict(outcome.report), "memory": memory, "evaluation": _encode(history.after)}
                 history.rounds.append(entry)
                 save_state(checkpoint, kept, {"key": key, "history": json.dumps(_history(history))})
                 vectors, _ = load_state(checkpoint)  # mapped: the next round starts from what was kept
             entry["seconds"] = asdict(watch.timings(trainer.forward_share))
-            on_round(replace(outcome.report, seconds=entry["seconds"]), history.after)
+            del outcome, kept  # or this round's momentum would be held beside the next one's
     finally:
         trainer.close()
         if evaluator:
@@ -106,12 +115,36 @@ def fine_tune(
     return np.array(vectors["parameters"]), history
 
 
-def _key(directory: Path, settled: Settled, allowance: Allowance) -> str:
+def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: max(value, other.get(name, 0)) for name, value in one.items()}
+
+
+def kept_boundary(checkpoint: Path) -> str | None:
+    """The boundary that a checkpoint was trained from; None if there is none. Free memory differs from day to day."""
+    if not checkpoint.exists():
+        return None
+    _, about = load_state(checkpoint)
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return str(json.loads(about["key"])["boundary"])
+    return None
+
+
+def _key(directory: Path, settled: Settled, allowance: Allowance, train: Samples, held_out: Samples | None) -> str:
     """What has to be the same for a checkpoint to be continued, as JSON."""
     task = {**asdict(settled.task), "rules": encode_rules(settled.task.rules)}
     bundle = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
     place = {"boundary": allowance.boundary.name, "engine": allowance.engine}
-    return json.dumps({"bundle": bundle, **task, **place, **asdict(settled.schedule)}, sort_keys=True)
+    data = {"data": _fingerprint(train), "held-out data": _fingerprint(held_out) if held_out is not None else None}
+    return json.dumps({"bundle": bundle, **task, **place, **data, **asdict(settled.schedule)}, sort_keys=True)
+
+
+def _fingerprint(samples: Samples) -> str:
+    """Tells data sets apart by all labels and a few inputs, without reading the whole of them."""
+    numbers = np.unique(np.linspace(0, len(samples) - 1, _FINGERPRINTED).astype(np.int64))
+    digest = hashlib.sha256(np.ascontiguousarray(samples.labels).data)
+    for number in numbers:
+        digest.update(samples.batch(number[None])[0].tobytes())
+    return digest.hexdigest()
 
 
 def _resume(checkpoint: Path, key: str, original: Vector) -> tuple[dict[str, Vector], History]:
@@ -123,10 +156,11 @@ def _resume(checkpoint: Path, key: str, original: Vector) -> tuple[dict[str, Vec
         found, wanted = json.loads(about["key"]), json.loads(key)
         told = json.loads(about["history"])
         history = History(_decode(told["before"]), _decode(told["after"]), told["rounds"], len(told["rounds"]))
-    except (KeyError, TypeError, ValueError):
+        differing = sorted(name for name in wanted if found.get(name) != wanted[name])
+        fits = vectors["parameters"].shape == original.shape
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(f"{checkpoint} is no checkpoint of this program; remove it or use --fresh") from None
-    differing = sorted(name for name in wanted if found.get(name) != wanted[name])
-    if differing or vectors["parameters"].shape != original.shape:
+    if differing or not fits:
         raise InputError(
             f"{checkpoint} belongs to a run with another {', '.join(differing) or 'size'}; "
             "repeat that run's options to continue it, or begin anew with --fresh"

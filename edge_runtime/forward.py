@@ -20,10 +20,9 @@ from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import Settings, is_out_of_memory
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
+from federation.capacity import FLOAT_BYTES
 from federation.errors import EmbraceError, OutOfMemory
 from federation.manifest import Manifest
-
-FLOAT_BYTES = 4
 
 # Numbers of the first and last sample -> the inputs of the first layer.
 Inputs = Callable[[int, int], NDArray[Any]]

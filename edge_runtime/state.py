@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from federation.errors import DiskFull, InputError
+from federation.errors import FULL_DISK, DiskFull, InputError
 from federation.space import Vector
 
 MOST_HEADER_BYTES = 16 << 20  # a round of history takes about two kilobytes
@@ -28,6 +27,8 @@ def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, st
         entries[name] = {"dtype": "F32", "shape": [vector.size], "data_offsets": [end, end := end + 4 * vector.size]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MOST_HEADER_BYTES:  # it could not be read again
+        raise InputError(f"cannot keep {path}: its description has more than {MOST_HEADER_BYTES >> 20} MiB")
     draft = path.with_name(path.name + ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,7 @@ def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, st
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL_DISK:
             raise DiskFull(f"no room to keep {path}; what was there before is unchanged") from None
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
@@ -74,6 +75,36 @@ def load_state(path: Path) -> tuple[dict[str, Vector], dict[str, str]]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is no saved state: {error}; remove it to begin anew") from None
     return vectors, about
+
+
+@contextlib.contextmanager
+def sole_user(path: Path) -> Iterator[None]:
+    """Meanwhile no other process keeps this state: two would write into each other's drafts.
+
+    A kill gives the lock back. Not checked where the system has no such locks (Windows).
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    name = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = name.open("wb")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path} is in use by another process; wait for its end or keep yours elsewhere") from None
+        except OSError:
+            pass  # a file system without locks
+        try:
+            yield
+        finally:
+            name.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

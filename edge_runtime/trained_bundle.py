@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from federation.bundle_files import file_ref
-from federation.errors import DiskFull, InputError
+from federation.errors import FULL_DISK, DiskFull, InputError
 from federation.manifest import MANIFEST_NAME, Manifest, dumps
 from federation.space import Vector
 from federation.weights import header
@@ -48,7 +47,7 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
                 out.rmdir()
             draft.rename(out)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL_DISK:
             raise DiskFull(f"no room for the trained bundle in {out.parent}") from None
         raise InputError(f"cannot write {out}: {error.strerror}") from None
     return new

@@ -120,9 +120,13 @@ class Trainer:
         )
         return Outcome(local.x, local, report)
 
+    def release_session(self) -> None:
+        """Give back the session's memory; the next task opens it again."""
+        self._step = None
+
     def close(self) -> None:
         """Give back the session and the stored activations."""
-        self._step = None
+        self.release_session()
         if self._stored:
             self._stored.rows.close()
         self._stored = None

@@ -19,7 +19,10 @@ what was found and what was expected, and names the file, layer or node.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of an OSError
 
 
 class EmbraceError(Exception):

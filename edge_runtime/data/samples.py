@@ -130,5 +130,5 @@ def check_trainable(samples: Samples, allow_single_class: bool = False) -> None:
     if len(found) == 1 and not allow_single_class:
         raise SingleClass(
             f"{samples.name}: all {len(samples)} samples have label {int(found[0])}, and training on one class makes a "
-            "model forget the others; set allow_single_class to train all the same"
+            "model forget the others; --allow-single-class trains all the same"
         )

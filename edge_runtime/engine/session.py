@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -33,10 +34,12 @@ class Settings:
 def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
     """A frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file."""
     options = _options(settings)
+    disabled: list[str] = []
     if settings.profile == "low_memory":
+        disabled = ["ConstantFolding"]  # makes copies of weights: five times their size for an LSTM
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED  # without NCHWc: it packs too
-    return _open(graph, options)
+    return _open(graph, options, disabled)
 
 
 def training_session(graph: Path | bytes, settings: Settings, *, trace: Path | None = None) -> ort.InferenceSession:
@@ -88,11 +91,11 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(cpu, arena)
 
 
-def _open(model: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+def _open(model: Path | bytes, options: ort.SessionOptions, disabled: Sequence[str] = ()) -> ort.InferenceSession:
     source = str(model) if isinstance(model, Path) else model
     what = model.name if isinstance(model, Path) else "a graph"
     try:
-        return ort.InferenceSession(source, options, providers=PROVIDERS)
+        return ort.InferenceSession(source, options, providers=PROVIDERS, disabled_optimizers=list(disabled))
     except Exception as error:  # onnxruntime raises several unrelated types
         if is_out_of_memory(error):
             raise OutOfMemory(f"not enough memory to load {what}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,8 +127,12 @@ def test_other_options_do_not_continue_a_checkpoint(
     assert checkpoint.exists()
     refused = embrace(*options, "--boundary", "weak", "--rounds", 2, "--batch", 16)
     assert refused.code == 2 and "another batch" in refused.error and "--fresh" in refused.error
+    with np.load(options[3]) as found:
+        others = save(tmp_path / "others.npz", found["x"][::-1], found["y"][::-1])
+    refused = embrace(*options[:3], others, *options[4:], "--boundary", "weak", "--rounds", 2)
+    assert refused.code == 2 and "another data, held-out data" in refused.error
     monkeypatch.undo()
-    done = embrace(*options, "--boundary", "weak", "--rounds", 2)
+    done = embrace(*options, "--rounds", 2)  # the boundary is the checkpoint's, whatever memory is free today
     assert done.code == 0 and done.json["resumed_at"] == 1
 
 
@@ -204,10 +209,31 @@ def test_a_target_that_is_there_is_refused_before_the_work(
     assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
 
 
-def test_too_little_memory_names_the_smallest_boundary(embrace: Embrace, options: list[object]) -> None:
+def test_places_that_cannot_be_used(embrace: Embrace, options: list[object], tmp_path: Path) -> None:
+    """A message and a code; no traceback."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for extra, words in (
+        (["--checkpoint", tmp_path / "file" / "kept"], "cannot write"),
+        (["--checkpoint", tmp_path / "folder", "--fresh"], "--fresh cannot remove"),
+    ):
+        answer = embrace(*options, "--boundary", "weak", "--rounds", 1, *extra)
+        assert answer.code == 2 and words in answer.error
+
+
+def test_the_bundle_may_be_the_current_directory(
+    embrace: Embrace, digits: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(digits, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    answer = embrace("train", ".", "--data", data, "--work", tmp_path / "work", "--boundary", "weak", "--rounds", 1)
+    assert answer.code == 0 and (tmp_path / "mine-trained" / "manifest.json").exists()
+
+
+def test_less_memory_than_the_idle_process_has(embrace: Embrace, options: list[object]) -> None:
     answer = embrace(*options, "--memory", "1MB")
     assert answer.code == 1 and answer.json["status"] == "out_of_memory"
-    assert "'classifier'" in answer.error
+    assert "the budget is 1.0 MB, and the idle process alone has" in answer.error
 
 
 def test_float16_activations_and_a_test_set(

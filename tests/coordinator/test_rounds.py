@@ -392,6 +392,8 @@ class AnyRound(RuleBasedStateMachine):
                 device, until = self.leases[event.slot][-1]
                 assert (device, event.attempt) == (event.device, len(self.leases[event.slot]))  # the latest lease
                 assert self.now < until
+                in_time = before.deadline is None or self.now < before.deadline
+                assert in_time or before.arrived < before.quorum
                 assert before.state == "collecting" and not self.closed
                 assert effect.seat.number not in self.accepted  # never twice for a slot
                 assert effect.seat.member.device not in self.accepted.values()  # nor for a device
@@ -414,11 +416,18 @@ class AnyRound(RuleBasedStateMachine):
         if seat is not None:
             self.tell(LeaseTaken(device, seat.number))
 
-    @rule(device=st.sampled_from(DEVICES))
-    def work(self, device: str) -> None:
+    @rule(device=st.sampled_from(DEVICES), seconds=st.sampled_from([0.0, 0.0, 5.0, 31.0]), other=st.booleans())
+    def work(self, device: str, seconds: float, other: bool) -> None:
+        """Come, take, answer; perhaps too late, and perhaps somebody else has taken over."""
         self.come([device])
         self.take(device)
+        self.now += seconds
+        if other:
+            self.come([*DEVICES])
+            for taker in DEVICES:
+                self.take(taker)
         self.answer(device, 0)
+        self.answer(device, 1)
 
     @rule(device=st.sampled_from(DEVICES), back=st.sampled_from([0, 0, 0, 1]))
     def answer(self, device: str, back: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -186,3 +187,13 @@ def test_a_full_disk_is_an_error_and_not_a_bus_error(tmp_path):
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == MESSAGE.format(tmp_path)
+
+
+def test_a_file_system_that_cannot_reserve_gets_zeros(tmp_path, monkeypatch):
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
+    store = ActivationStore(3, TensorSpec("float32", (1 << 18,)), folder=tmp_path)
+    store.write(1, np.ones((1, 1 << 18), np.float32))
+    assert [float(store.rows(n, n + 1).sum()) for n in range(3)] == [0, 1 << 18, 0]

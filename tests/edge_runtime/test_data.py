@@ -572,7 +572,7 @@ def test_what_is_trainable() -> None:
         check_trainable(one)
     assert str(caught.value) == (
         "data.npz: all 3 samples have label 3, and training on one class makes a model forget the others; "
-        "set allow_single_class to train all the same"
+        "--allow-single-class trains all the same"
     )
     check_trainable(one, allow_single_class=True)
     check_trainable(from_arrays(x, np.array([3.0, 3, 3]), model((2,), 1, loss="mse")))
