@@ -147,6 +147,49 @@ def _view(client: AdminClient, job: str, notes: list[str]) -> Any:
     return Group(title, rounds_table(rounds[-12:]), now, *(Text(note) for note in notes))
 
 
+@job.command()
+def export(
+    job: Annotated[str, typer.Argument(help="The job's id.")],
+    out: Annotated[Path, typer.Option(help="Directory to write; absent or empty.")],
+    bundle: Annotated[Path | None, typer.Option(help="The bundle, if it is not where the job file said.")] = None,
+    server: Server = LOCAL,
+    token: Token = None,
+    json_: Json = False,
+) -> None:
+    """Fetch the trained model: a bundle (safetensors), model.onnx and, with PyTorch, model.pt with the state dict.
+
+    Example: embrace job export 1f2e3d4c5b6a7988 --out trained --token @coordinator/admin.token
+    """
+    import tempfile
+
+    from edge_runtime.trained_bundle import check_target, write_trained
+    from federation.manifest import read_manifest
+    from federation.weights import map_weights
+
+    check_target(out)
+    client = connect(server, token)
+    found = client.call("GET", f"/jobs/{job}")
+    directory = bundle or Path(found["plan"]["bundle"])
+    manifest = read_manifest(directory)
+    with show.progress("fetch the weights"), tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.safetensors"
+        client.save_weights(job, found["version"], weights)
+        write_trained(directory, manifest, 0, map_weights(weights, manifest.space), out)
+    notes = []
+    try:
+        from model_export.finished import write_onnx, write_state_dict
+
+        write_onnx(out, out / "model.onnx")
+        write_state_dict(out, out / "model.pt")
+    except ModuleNotFoundError as missing:
+        notes.append(f"{missing.name} is not installed here: the bundle was written, model.onnx and model.pt were not")
+    if json_:
+        show.print_json({"out": str(out), "version": found["version"], "notes": notes})
+        return
+    for line in (f"version {found['version']} of {found['name']}: {out}", *notes):
+        show.console().print(line, markup=False)
+
+
 def _action(name: str) -> Any:
     def act(
         job: Annotated[str, typer.Argument(help="The job's id.")], server: Server = LOCAL, token: Token = None
