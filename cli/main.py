@@ -17,10 +17,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from cli.agent import agent
 from cli.bench import bench
 from cli.demo import demo
 from cli.export import export
 from cli.inspect import inspect
+from cli.job import device, job
+from cli.serve import serve
 from cli.train import train
 from cli.verify import verify
 from federation import __version__
@@ -68,6 +71,10 @@ app.command()(export)
 app.command()(inspect)
 app.command()(verify)
 app.command()(train)
+app.command()(serve)
+app.command()(agent)
+app.add_typer(job, name="job")
+app.add_typer(device, name="device")
 app.add_typer(bench, name="bench")
 app.command()(demo)
 

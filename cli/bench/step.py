@@ -1,4 +1,4 @@
-"""`embrace bench`: measurements on this machine."""
+"""`embrace bench step`: one training step of every engine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,9 @@ from cli import show
 if TYPE_CHECKING:
     from bench.step import StepReport, Timing
 
-bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 ENGINES = ("torch", "portable", "ort-training")
 
 
-@bench.callback()
-def _bench() -> None:
-    """Measure on this machine."""
-
-
-@bench.command()
 def step(
     model: Annotated[str, typer.Argument(help="A zoo name or a forward graph model.onnx.")] = "resnet20",
     batch: Annotated[int, typer.Option(min=2, help="Samples per step.")] = 32,

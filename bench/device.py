@@ -1,0 +1,65 @@
+"""What a measurement was made on, in words that identify the kind of machine and not the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# Packages that decide how fast a step is; onnxruntime comes as one of two distributions.
+PACKAGES = ("onnxruntime", "onnxruntime-training-cpu", "numpy", "torch")
+
+
+def describe_device() -> dict[str, str]:
+    """Processor, cores, memory, system and versions; what the system does not say is left out."""
+    found = {
+        "processor": _processor(),
+        "cores": str(_cores()),
+        "memory": _memory(),
+        "system": f"{_system()} ({platform.machine()})",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _processor() -> str:
+    """The board's name says more than the processor's on small computers; Intel and AMD name the processor."""
+    board = _read("/proc/device-tree/model").strip("\0 \n")
+    lines = [line.partition(":") for line in _read("/proc/cpuinfo").splitlines()]
+    named = {key.strip(): value.strip() for key, _, value in lines}
+    return board or named.get("model name") or named.get("Hardware") or platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    except (AttributeError, OSError, ValueError):
+        return ""
+
+
+def _system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

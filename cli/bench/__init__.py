@@ -1,0 +1,14 @@
+"""`embrace bench`: measurements on this machine, one file per subcommand."""
+
+from __future__ import annotations
+
+import typer
+
+from cli.bench.latency import latency
+from cli.bench.memory import memory
+from cli.bench.step import step
+
+bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+bench.command()(step)
+bench.command()(latency)
+bench.command()(memory)
