@@ -16,7 +16,7 @@ venv: $(READY) ## create .venv: every part of the project and the development to
 
 venv-stock: $(STOCK_READY) ## create .venv-stock: what a device has, with the newest stock onnxruntime and no torch
 
-demo: $(READY) ## see it work
+demo: $(READY) ## see it work: a coordinator and four agents train a small network
 	$(BIN)/embrace demo
 
 test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow

@@ -20,7 +20,7 @@ def serve(
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without TLS.")] = None,
     database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="Devices that the printed token enrols.")] = 100,
+    devices: Annotated[int, typer.Option(min=0, help="Devices that the printed token enrols; 0: no token.")] = 100,
 ) -> None:
     """Run a coordinator: the REST service that hands out tasks and aggregates updates. Ctrl-C ends it cleanly.
 
@@ -29,7 +29,7 @@ def serve(
     Example: embrace serve --data coordinator
     """
     from coordinator.server import Server
-    from coordinator.settings import load_settings
+    from coordinator.settings import is_exposed, load_settings
 
     given = {
         "host": host, "port": port, "tls_certificate": tls_certificate, "tls_key": tls_key, "insecure": insecure,
@@ -38,11 +38,18 @@ def serve(
     server = Server(data, load_settings(data, os.environ, given))
     admin = server.registry.set_admin_token()
     screen = show.console()
+    if is_exposed(server.settings):
+        screen.print(
+            f"warning: {server.settings.host} is visible to other machines and there is no TLS: whoever is on the way "
+            "can read the tokens",
+            style="yellow",
+        )
     if admin is not None:
         file = data / "admin.token"
         file.touch(0o600)
         file.write_text(admin + "\n")
-        screen.print(f"administrator's token, shown once and kept in {file}: {admin}", markup=False)
-    enrolment = server.registry.invite(devices, 7 * 86400)
-    screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
+        screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
+    if devices:
+        enrolment = server.registry.invite(devices, 7 * 86400)
+        screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
     server.run(lambda url: screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False))

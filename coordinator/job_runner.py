@@ -43,6 +43,9 @@ class JobRunner:
         self.previous: cohort.Cohort | None = None
         self.total: Accumulator | None = None
         self.folded: dict[str, CheckedUpdate] = {}  # by task
+        self.paused_at: float | None = None
+        self.close_at: float | None = None  # when to try again to close the round
+        self._waiting_for: tuple[int, rounds.Effect] | None = None
 
     def open(self, session: Session, number: int, now: float) -> None:
         """The next round."""
@@ -51,13 +54,17 @@ class JobRunner:
         self.round = rounds.open_round(
             number, self.plan.seed, self.plan.participate, now, lease=limits.lease, offer=limits.offer
         )
-        self.total, self.folded = None, {}
+        self.forget()
         session.add(
             RoundRow(
                 job=self.id, number=number, state=self.round.state, body=rounds.encode(self.round), summary={},
                 opened_at=now, closed_at=None,
             )
         )  # fmt: skip
+
+    def forget(self) -> None:
+        """Begin the sums anew."""
+        self.total, self.folded = None, {}
 
     def restore(self, session: Session, row: RoundRow) -> None:
         """The round as the database has it; its bodies are folded again by whoever calls this."""
@@ -86,6 +93,10 @@ class JobRunner:
             rounds.CloseRound, rounds.WarnLayerUncovered, rounds.RoundAbandoned, rounds.WaitForDevices,
             rounds.WaitForUpdates, cohort.GrantLease, cohort.AcceptUpdate, cohort.RejectUpdate,
         )  # fmt: skip
+        if isinstance(effect, rounds.WaitForDevices):  # devices ask again and again; watchers hear it once
+            before, self._waiting_for = self._waiting_for, (self.round.number, effect)
+            if before == self._waiting_for:
+                return
         if isinstance(effect, shown):
             body = {"round": self.round.number, **asdict(effect)}
             session.add(EventRow(job=self.id, at=now, kind=type(effect).__name__, body=body))
@@ -108,8 +119,6 @@ class JobRunner:
     def fold(self, row: UpdateRow, checked: CheckedUpdate, body: Path) -> None:
         """Add a body. The order of arrival makes no difference to a single bit."""
         assert self.round is not None
-        if row.task in self.folded:
-            return
         if self.plan.serve.combine == "mean":
             if self.total is None:
                 self.total = self._accumulator()
@@ -136,7 +145,7 @@ class JobRunner:
                 self._reached("mid-fold")
             yield at, values if factor is None else values * factor
 
-    def write_next(self, version: int) -> None:
+    def write_next(self, version: int, updates: list[UpdateRow]) -> None:
         """The weights after this round."""
         serve = self.plan.serve
         if not self.folded:
@@ -145,7 +154,7 @@ class JobRunner:
             assert self.total is not None
             moves = means(self.total, self.space)
         else:
-            bodies = [(checked, self.files.arrived(task)) for task, checked in sorted(self.folded.items())]
+            bodies = [(self.folded[row.task], self.files.arrived(row.task, row.sha256)) for row in updates]
             moves = robust_moves(bodies, serve.combine, serve.trim)
         old, new = self.files.version(self.id, version), self.files.version(self.id, version + 1)
         write_version(old, new, self.space, moves, serve.rate)
@@ -174,5 +183,7 @@ def _cohort(round: rounds.Round) -> cohort.Cohort | None:
 
 
 def _mean(values: list[Any]) -> float | None:
-    known = [float(value) for value in values if isinstance(value, (int, float))]
+    """Of what devices say: any number of any size may be among it."""
+    kinds = (value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool))
+    known = [float(value) for value in kinds if abs(value) < 1e30]
     return sum(known) / len(known) if known else None

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator import rounds
+from coordinator.bell import Bell
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
@@ -25,14 +28,14 @@ from coordinator.job_runner import JobRunner, Reached
 from coordinator.plan import Plan, plan_from, plan_to
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
-from coordinator.store.schema import EventRow, JobRow, MetricRow, RoundRow, UpdateRow
+from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from coordinator.views import FINISHED, Views
 from federation.bundle_files import check_bundle
 from federation.manifest import Manifest, read_manifest
 from federation.wire import CheckedUpdate, Limits, UpdateDecoder
 
 log = logging.getLogger("embrace.coordinator")
-PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
+TRY_AGAIN = 5.0  # seconds after which a round that could not be closed, for want of disk perhaps, is tried again
 
 
 class JobKeeper(Views):
@@ -49,30 +52,37 @@ class JobKeeper(Views):
         super().__init__(files, sessions)
         self.clock, self._reached = clock, reached
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self.bell = Bell()  # rings when there may be something to do for devices that had nothing
+        self._then: list[Callable[[], None]] = []  # once the transaction that is open is recorded
         self._runners: dict[str, JobRunner] = {}
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._labour, name="fold", daemon=True)
-        self._stopping = False
+        self.leaving = False
         self._evaluations = Evaluations(self._scored)
 
     def start(self) -> None:
         """Take up what was going on when the process ended, and go on."""
         self.files.forget_arriving()
         self._worker.start()
-        with self._lock, self.sessions() as session:
-            known = set(session.scalars(select(UpdateRow.task)))
-            for task, path in self.files.spooled().items():
-                if task not in known:  # it was never acknowledged: the device sends it again
-                    path.unlink(missing_ok=True)
-            for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED))):
-                self._recover(session, row)
+        closing = select(RoundRow.job).where(RoundRow.state == "closing")  # brought to its end, even if it was stopped
+        with self._lock, self._transaction() as session:
+            alive = [session.scalar(select(func.max(at))) for at in (EventRow.at, DeviceRow.seen_at)]
+            outage = max(0.0, self.clock() - max((at for at in alive if at is not None), default=self.clock()))
+            for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED) | JobRow.id.in_(closing))):
+                self._recover(session, row, outage)
+            needed = {self._body(update) for runner in self._runners.values() for update in runner.updates(session)}
+        for path in self.files.spooled() - needed:  # never acknowledged, so the device sends it again; or done with
+            path.unlink(missing_ok=True)
+        self._evaluate_again()
+
+    def release(self) -> None:
+        """Send everybody home who waits for a task: the process is about to end. Updates still arrive."""
+        self.leaving = True
+        self.bell.ring()
 
     def stop(self) -> None:
         """Finish what is being folded, then rest."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
+        self.release()
         self._work.put(None)
         self._worker.join()
         self._evaluations.close()
@@ -85,10 +95,18 @@ class JobKeeper(Views):
         job, now = new_id(), self.clock()
         first = self.files.version(job, 0)
         first.parent.mkdir(parents=True)
-        draft = first.with_suffix(".draft")
-        draft.write_bytes((directory / manifest.weights.name).read_bytes())
-        publish(draft, first)
-        with self._changed, self.sessions.begin() as session:
+        try:
+            draft = first.with_suffix(".draft")
+            shutil.copyfile(directory / manifest.weights.name, draft)
+            publish(draft, first)
+            self._record_job(job, plan, bundle, manifest, now)
+        except BaseException:
+            shutil.rmtree(first.parents[1], ignore_errors=True)
+            raise
+        return job
+
+    def _record_job(self, job: str, plan: Plan, bundle: str, manifest: Manifest, now: float) -> None:
+        with self._lock, self._transaction() as session:
             row = JobRow(
                 id=job, name=plan.name or manifest.name, bundle=bundle, plan=plan_to(plan), state="running", version=0,
                 created_at=now,
@@ -98,56 +116,78 @@ class JobKeeper(Views):
             runner = JobRunner(row, plan, manifest, self.files, self._reached)
             runner.open(session, 0, now)
             session.add(EventRow(job=job, at=now, kind="JobCreated", body={"name": row.name}))
-            self._runners[job] = runner
-            self._changed.notify_all()
-        return job
+            self._then.append(lambda: self._runners.update({job: runner}))
+        self.bell.ring()
 
     def set_state(self, job: str, state: str) -> None:
         """running, paused or stopped."""
-        with self._changed, self._transaction(*self._runners.values()) as session:
+        with self._lock, self._transaction(*self._runners.values()) as session:
             row = session.get(JobRow, job)
             if row is None:
                 raise NotFound(f"there is no job {job!r}")
             if row.state in FINISHED:
                 raise Refused(f"job {job} is {row.state}", "finished")
+            if row.state == state:
+                return
+            runner, now = self._runners[job], self.clock()
             row.state = state
-            session.add(EventRow(job=job, at=self.clock(), kind="JobState", body={"state": state}))
+            session.add(EventRow(job=job, at=now, kind="JobState", body={"state": state}))
+            paused, runner.paused_at = runner.paused_at, now if state == "paused" else None
+            if paused is not None:
+                self._advance(session, runner, rounds.Resumed(max(0.0, now - paused)))
             if state == "stopped":
-                self._advance(session, self._runners[job], rounds.Stop())
-            self._changed.notify_all()
+                self._advance(session, runner, rounds.Stop())
+            self._then.append(self.bell.ring)
 
     def tick(self) -> None:
-        """Let time pass: leases run out, deadlines come."""
-        with self._changed:
+        """Let time pass: leases run out, deadlines come, what could not be written is tried again. Never fails."""
+        with self._lock:
             for runner in list(self._runners.values()):
-                if runner.round is not None and (due := runner.round.wakes_at) is not None and due <= self.clock():
-                    with self._transaction(runner) as session:
-                        effects = self._advance(session, runner, rounds.Tick())
-                    self._follow(runner, effects)
-            self._changed.notify_all()
+                try:
+                    if runner.close_at is not None and runner.close_at <= self.clock():
+                        self._put_close(runner)
+                    due = runner.round.wakes_at if runner.round else None
+                    if due is not None and due <= self._now(runner):
+                        with self._transaction(runner) as session:
+                            self._advance(session, runner, rounds.Tick())
+                except Exception:
+                    log.exception("job %s: time could not pass", runner.id)
 
     @contextmanager
     def _transaction(self, *runners: JobRunner) -> Iterator[Session]:
         """All or nothing, in memory too: if the database refuses, the rounds are as they were."""
-        before = [(runner, runner.round, runner.previous) for runner in runners]
+        before = [(runner, runner.round, runner.previous, runner.paused_at) for runner in runners]
         try:
             with self.sessions.begin() as session:
                 yield session
         except BaseException:
-            for runner, known, previous in before:
-                runner.round, runner.previous = known, previous
+            for runner, known, previous, paused_at in before:
+                runner.round, runner.previous, runner.paused_at = known, previous, paused_at
+            self._then.clear()
             raise
+        then, self._then = self._then, []
+        for follow in then:
+            follow()
+
+    def _now(self, runner: JobRunner) -> float:
+        """For a paused job time stands still: the pause is held against nobody."""
+        return self.clock() if runner.paused_at is None else runner.paused_at
 
     def _advance(self, session: Session, runner: JobRunner, event: rounds.Event) -> tuple[rounds.Effect, ...]:
-        return runner.advance(session, event, self.clock())
-
-    def _follow(self, runner: JobRunner, effects: tuple[rounds.Effect, ...]) -> None:
-        """What a fact led to, after it is recorded."""
+        """Apply a fact; what it leads to follows once the transaction is recorded."""
+        before = runner.round
+        effects = runner.advance(session, event, self._now(runner))
         for effect in effects:
             if isinstance(effect, rounds.CloseRound):
-                self._work.put(lambda: self._close(runner))
+                self._then.append(lambda: self._put_close(runner))
             elif isinstance(effect, rounds.RoundAbandoned):
-                self._finish(runner, "failed", effect.reason)
+                self._finish(session, runner, effect.reason)
+        # Seats are offered or free now. While devices are missing to begin, asking again leads to nothing.
+        assert before is not None and runner.round is not None
+        freed = any(isinstance(effect, rounds.WaitForDevices) for effect in effects)
+        if runner.round.state == "collecting" and (freed or before.state == "selecting"):
+            self._then.append(self.bell.ring)
+        return effects
 
     def _labour(self) -> None:
         while (work := self._work.get()) is not None:
@@ -156,17 +196,43 @@ class JobKeeper(Views):
             except Exception:
                 log.exception("the fold worker failed")
 
-    def _fold(self, runner: JobRunner, row: UpdateRow, checked: CheckedUpdate) -> None:
-        runner.fold(row, checked, self.files.arrived(row.task))
+    def _fold(self, runner: JobRunner, row: UpdateRow, checked: CheckedUpdate | None = None) -> None:
+        """Fold a body, once. If that fails the sums are void: closing the round folds everything again."""
+        if runner.round is None or runner.round.number != row.round or row.task in runner.folded:
+            return
+        try:
+            runner.fold(row, checked or self._check_again(runner, row), self._body(row))
+        except BaseException:
+            runner.forget()
+            raise
+
+    def _body(self, row: UpdateRow) -> Path:
+        return self.files.arrived(row.task, row.sha256)
+
+    def _put_close(self, runner: JobRunner) -> None:
+        runner.close_at = None
+        self._work.put(lambda: self._close(runner))
 
     def _close(self, runner: JobRunner) -> None:
-        """The server's step; everything that counts is folded, because the worker does one thing after the other."""
+        try:
+            self._commit(runner)
+        except Exception:
+            runner.forget()
+            runner.close_at = self.clock() + TRY_AGAIN
+            log.exception("job %s: the round could not be closed; it is tried again", runner.id)
+
+    def _commit(self, runner: JobRunner) -> None:
+        """The server's step; everything that was acknowledged is folded before it."""
         with self._lock, self.sessions() as session:
             job = session.get_one(JobRow, runner.id)
             updates = runner.updates(session)
-        runner.write_next(job.version)
+        if runner.round is None or runner.round.state != "closing":
+            return
+        for update in updates:
+            self._fold(runner, update)
+        runner.write_next(job.version, updates)
         self._reached("mid-commit")
-        with self._changed, self._transaction(runner) as session:
+        with self._lock, self._transaction(runner) as session:
             job = session.get_one(JobRow, runner.id)
             assert runner.round is not None
             number = runner.round.number
@@ -179,14 +245,16 @@ class JobKeeper(Views):
             if job.state == "stopped" or number + 1 >= runner.plan.num_rounds:
                 job.state = job.state if job.state == "stopped" else "done"
                 session.add(EventRow(job=job.id, at=self.clock(), kind="JobState", body={"state": job.state}))
-                del self._runners[job.id]
+                self._then.append(lambda: self._forget(runner))
             else:
-                runner.open(session, number + 1, self.clock())
-            self._changed.notify_all()
-        self._evaluate(runner, job)
-        for update in updates:
-            self.files.arrived(update.task).unlink(missing_ok=True)
-        self.files.version(runner.id, job.version - 2).unlink(missing_ok=True)
+                runner.open(session, number + 1, self._now(runner))
+            self._then.append(self.bell.ring)
+        try:  # what follows can fail without harm
+            self._evaluate(runner, job)
+            _remove([self._body(update) for update in updates])
+            self.files.version(runner.id, job.version - 2).unlink(missing_ok=True)
+        except OSError:
+            log.exception("job %s: after version %s", runner.id, job.version)
 
     def _evaluate(self, runner: JobRunner, job: JobRow) -> None:
         """Have the new version scored; it gets a second name, because versions do not stay for ever."""
@@ -199,6 +267,15 @@ class JobKeeper(Views):
             request = Evaluation(job.id, job.version, self.files.bundle(job.bundle), own, wanted.data)
             self._evaluations.put(request)
 
+    def _evaluate_again(self) -> None:
+        """What was waiting to be scored when the process ended."""
+        for job, version, own in self.files.unscored():
+            with self.sessions() as session:
+                row = session.get(JobRow, job)
+            data = plan_from(row.plan).evaluate.data if row else None
+            if row is not None and data is not None:
+                self._evaluations.put(Evaluation(job, version, self.files.bundle(row.bundle), own, data))
+
     def _scored(self, request: Evaluation, found: dict[str, Any]) -> None:
         now = self.clock()
         with self.sessions.begin() as session:
@@ -210,34 +287,48 @@ class JobKeeper(Views):
             body = {"version": request.version, **found}
             session.add(EventRow(job=request.job, at=now, kind="Evaluated", body=body))
 
-    def _finish(self, runner: JobRunner, state: str, message: str) -> None:
-        with self.sessions.begin() as session:
-            job = session.get_one(JobRow, runner.id)
-            if job.state not in FINISHED:
-                job.state, job.message = state, message
-                session.add(
-                    EventRow(job=job.id, at=self.clock(), kind="JobState", body={"state": state, "message": message})
-                )
+    def _finish(self, session: Session, runner: JobRunner, why: str) -> None:
+        """A job without a round to go on with: failed, unless it was stopped."""
+        job = session.get_one(JobRow, runner.id)
+        if job.state not in FINISHED:
+            job.state, job.message = "failed", why
+            body = {"state": "failed", "message": why}
+            session.add(EventRow(job=job.id, at=self.clock(), kind="JobState", body=body))
+        bodies = [self._body(update) for update in runner.updates(session)]
+        self._then.append(lambda: self._forget(runner))
+        self._then.append(lambda: self._work.put(lambda: _remove(bodies)))  # behind what is being folded
+
+    def _forget(self, runner: JobRunner) -> None:
         self._runners.pop(runner.id, None)
 
-    def _recover(self, session: Session, row: JobRow) -> None:
+    def _recover(self, session: Session, row: JobRow, outage: float) -> None:
         """A job as it was: the open round, and every body of it folded again."""
         manifest: Manifest = read_manifest(self.files.bundle(row.bundle))
         runner = JobRunner(row, plan_from(row.plan), manifest, self.files, self._reached)
         newest = select(RoundRow).where(RoundRow.job == row.id).order_by(RoundRow.number.desc()).limit(1)
         runner.restore(session, session.scalars(newest).one())
         self._runners[row.id] = runner
+        if row.state == "paused":
+            told = select(func.max(EventRow.at)).where(EventRow.job == row.id, EventRow.kind == "JobState")
+            runner.paused_at = session.scalar(told)
+        else:  # nobody could answer while the process was down
+            self._advance(session, runner, rounds.Resumed(outage))
         for update in runner.updates(session):
-            self._work.put(lambda update=update: self._fold(runner, update, self._check_again(runner, update)))  # type: ignore[misc]
+            self._work.put(lambda update=update: self._fold(runner, update))  # type: ignore[misc]
         if runner.round is not None and runner.round.state == "closing":
-            self._work.put(lambda: self._close(runner))
+            self._put_close(runner)
 
     def _check_again(self, runner: JobRunner, row: UpdateRow) -> CheckedUpdate:
         """What is known about a body, from the body itself."""
         assert runner.round is not None
         layer = runner.boundary(runner.round.slots[row.slot]).layer
         decoder = UpdateDecoder(runner.space, layer, Limits(max_value=runner.plan.bounds.max_value))
-        with self.files.arrived(row.task).open("rb") as file:
+        with self._body(row).open("rb") as file:
             while chunk := file.read(1 << 20):
                 decoder.feed(chunk)
         return decoder.finish()
+
+
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)

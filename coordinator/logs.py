@@ -1,4 +1,4 @@
-"""One line of JSON per event. Tokens never come here: headers are not logged."""
+"""One line of JSON per event. Tokens never come here: neither headers nor query strings nor bodies are logged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,19 +15,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.credentials import new_id
 
 log = logging.getLogger("embrace.access")
+REQUEST_ID = b"x-request-id"
+current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
+
+Observe = Callable[[str, str, int, float, int], None]  # method, route, status, seconds, bytes received
 
 
 class JsonLines(logging.Formatter):
-    """What was said, by whom, when, and whatever was given as `extra={"facts": {...}}`."""
+    """What was said, by whom, when, during which request, and whatever was given as `extra={"facts": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "from": record.name,
             "message": record.getMessage(),
-            **getattr(record, "facts", {}),
         }
+        if (request := current_request.get()) is not None:
+            line["request"] = request
+        line |= getattr(record, "facts", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -45,32 +52,44 @@ def configure_logging(level: str) -> None:
 
 
 class AccessLog:
-    """Gives every request a number, and logs a line when it is answered."""
+    """ASGI middleware: gives every request a number, counts its bytes, and logs a line when it is answered."""
 
-    def __init__(self, app: ASGIApp, observe: Callable[[str, str, int, float], None]) -> None:
+    def __init__(self, app: ASGIApp, observe: Observe) -> None:
         self._app, self._observe = app, observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, began, status = new_id(), time.perf_counter(), 500
+        request, began, status, received = new_id(), time.perf_counter(), 500, 0
+
+        async def receiving() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message.setdefault("headers", []).append((b"x-request-id", request.encode()))
+                message["headers"] = [*message.get("headers", []), (REQUEST_ID, request.encode())]
             await send(message)
 
+        before = current_request.set(request)
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receiving, sending)
         finally:
             seconds = time.perf_counter() - began
-            route = getattr(scope.get("route"), "path", "(none)")
-            self._observe(scope["method"], route, status, seconds)
+            self._observe(scope["method"], _route(scope), status, seconds, received)
             facts = {
-                "request": request, "method": scope["method"], "path": scope["path"], "status": status,
-                "ms": round(1e3 * seconds, 1),
+                "method": scope["method"], "path": scope["path"], "status": status, "ms": round(1e3 * seconds, 1),
+                "received": received, "client": (scope.get("client") or ("",))[0],
             }  # fmt: skip
             log.info("request", extra={"facts": facts})
+            current_request.reset(before)
+
+
+def _route(scope: Scope) -> str:
+    """The route as it is written in the program, so that a path nobody knows makes no new name."""
+    return getattr(scope.get("route"), "path", "(none)")

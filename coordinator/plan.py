@@ -106,8 +106,10 @@ class Bounds:
         for name, value in (("lease", self.lease), ("offer", self.offer)):
             if not 0.1 <= value <= 30 * 86400:
                 raise InputError(f"bounds.{name}: expected seconds from 0.1 to 30 days, got {value}")
-        if not 0 < self.max_value <= 2**20 or not 1 <= self.max_samples <= 2**32:
-            raise InputError("bounds: expected max_value in (0, 2^20] and max_samples from 1 to 2^32")
+        if not 2**-20 <= self.max_value <= 2**20 or not 1 <= self.max_samples <= 2**32:
+            raise InputError("bounds: expected max_value from 2^-20 to 2^20 and max_samples from 1 to 2^32")
+        if self.max_norm is not None and not 0 < self.max_norm < 1e30:
+            raise InputError(f"bounds.max_norm: expected a number above 0, got {self.max_norm}")
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,10 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= self.num_rounds <= 10_000_000:
             raise InputError(f"num_rounds: expected a number from 1 to 10000000, got {self.num_rounds}")
+        if not 0 <= self.seed < 2**32:  # the seeds of tasks are a million times as large, and JSON has 53 bits
+            raise InputError(f"seed: expected a number from 0 to 2^32 - 1, got {self.seed}")
+        if len(self.name) > 200 or not self.name.isprintable():
+            raise InputError(f"name: expected at most 200 characters that can be printed, got {self.name[:200]!r}")
 
 
 def plan_from(data: Any) -> Plan:
@@ -169,12 +175,17 @@ def parse_plan(text: str) -> Plan:
 
 
 def _line_of(text: str, message: str) -> int | None:
-    """The line that an error is about: where the last key that its place names is written."""
-    place = message.partition(":")[0]
+    """The line that an error is about: where the last key that its place names is written, rather in its own table."""
+    place = message.partition(":")[0].replace("participation", "participate")
     unknown = re.search(r"got \"?\[['\"](\w+)", message)
-    keys = [*re.findall(r"[A-Za-z_]+", place)[1:], *(unknown.groups() if unknown else ())]
-    for key in reversed(keys):
+    keys = re.findall(r"[A-Za-z_]+", place) if place != "task" else message.split()[:2]
+    for key in reversed([*keys, *(unknown.groups() if unknown else ())]):
+        found, table = [], ""
         for number, line in enumerate(text.splitlines(), 1):
+            header = re.match(r"\s*\[\s*([A-Za-z_]+)", line)
+            table = header[1] if header else table
             if re.match(rf"\s*\[?\s*{re.escape(key)}\b", line):
-                return number
+                found.append((table not in keys, number))
+        if found:
+            return min(found)[1]
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from coordinator.credentials import matches, new_id, new_token, token_hash
 from coordinator.errors import NotAllowed
@@ -49,10 +49,11 @@ class Registry:
     def enrol(self, token: str, name: str, profile: DeviceProfile) -> tuple[str, str]:
         """A new device: its id and its own token, which nobody sees again."""
         with self.sessions.begin() as session:
-            row = session.get(EnrolmentRow, token_hash(token))
-            if row is None or row.uses_left < 1 or row.expires_at <= self.clock():
+            known, left = EnrolmentRow.token_hash == token_hash(token), EnrolmentRow.uses_left
+            usable = update(EnrolmentRow).where(known, left > 0, EnrolmentRow.expires_at > self.clock())
+            # One statement: of two who come at once with the last use, one gets it.
+            if not session.connection().execute(usable.values(uses_left=left - 1)).rowcount:
                 raise NotAllowed("this enrolment token is unknown, used up or expired")
-            row.uses_left -= 1
             own, device, now = new_token("device"), new_id(), self.clock()
             session.add(
                 DeviceRow(

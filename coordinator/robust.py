@@ -24,17 +24,16 @@ def robust_moves(
     updates: Sequence[tuple[CheckedUpdate, Path]], combine: Combine, trim: float
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
     """Blocks of the combined update, parameter by parameter, over the updates that have the parameter."""
-    bodies = [(np.memmap(path, np.uint8, "r"), {w.start: (o, w) for o, w in c.places}) for c, path in updates]
+    bodies = [(path, {w.start: (o, w) for o, w in c.places}) for c, path in updates]
     wheres = {start: where for _, places in bodies for start, (_, where) in places.items()}
     step = max(1, MOST_ELEMENTS // max(1, len(bodies)))
     for begin, where in sorted(wheres.items()):
-        holders = [(raw, places[begin][0]) for raw, places in bodies if begin in places]
+        holders = [(path, places[begin][0]) for path, places in bodies if begin in places]
         for first in range(where.start, where.stop, step):
             at = slice(first, min(first + step, where.stop))
             rows = np.empty((len(holders), at.stop - at.start))
-            for row, (raw, offset) in zip(rows, holders):
-                start = offset + 4 * (at.start - begin)
-                row[:] = raw[start : start + 4 * row.size].view("<f4")
+            for row, (path, offset) in zip(rows, holders):  # opened each time: a cohort may be larger than the limit
+                row[:] = np.fromfile(path, "<f4", row.size, offset=offset + 4 * (at.start - begin))
             yield at, _combined(rows, combine, trim)
 
 
@@ -43,7 +42,7 @@ def _combined(rows: NDArray[np.float64], combine: Combine, trim: float) -> NDArr
     if combine == "median":
         return np.asarray(np.median(rows, axis=0))
     if combine == "trimmed_mean":
-        cut = int(trim * len(rows))
+        cut = int(trim * len(rows) + 1e-9)  # 0.29 · 100 is 28.999999999999996, and means 29
         rows.sort(axis=0)
         return np.asarray(rows[cut : len(rows) - cut].mean(axis=0))
     raise InputError(f"no robust rule is called {combine!r}")

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
 import socket
+import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.app import create_app
+from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.job_runner import Reached
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.service import Coordinator
-from coordinator.settings import LOOPBACK, Settings
+from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from federation.errors import InputError
 
-SLOW_CLIENT = 15  # seconds in which a request must have begun, and between two requests of a connection
+log = logging.getLogger("embrace.server")
+LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
+WANTED_FILES = 65_536  # open ones: every upload has a socket and a file
 
 
 class Server:
@@ -35,21 +47,126 @@ class Server:
         sessions = open_database(settings.database or sqlite_url(directory))
         self.registry = Registry(sessions, time.time)
         self.coordinator = Coordinator(files, sessions, reached=reached)
-        self.app = create_app(self.coordinator, self.registry)
+        same = {field.name for field in fields(ClientLimits)} & {field.name for field in fields(Settings)}
+        limits = ClientLimits(**{name: getattr(settings, name) for name in same})
+        self.app = create_app(self.coordinator, self.registry, limits)
 
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
-        """Serve until SIGINT or SIGTERM; requests that are being answered are finished."""
+        """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
         configure_logging(self.settings.log_level)
+        _allow_many_files()
+        config, bound = self._config(), self._listen()
+        url = self._url(bound)
+        log.info("listening", extra={"facts": {"url": url, **asdict(without_secrets(self.settings))}})
+        if is_exposed(self.settings):
+            log.warning("without TLS: whoever is on the way between a device and this address can read its token")
+        listening(url)
+        with _quiet_signals():
+            _Uvicorn(config, self._leave).run(sockets=[bound])
+        log.info("ended")
+
+    def _leave(self) -> None:
+        self.app.state.leaving.set()
+        self.coordinator.release()
+
+    def _config(self) -> uvicorn.Config:
         settings = self.settings
-        try:
-            bound = socket.create_server((settings.host, settings.port), backlog=1024)
-        except OSError as error:
-            raise InputError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
-        secure = settings.tls_certificate is not None
-        name = settings.host if settings.host in LOOPBACK else socket.getfqdn()
-        listening(f"{'https' if secure else 'http'}://{name}:{bound.getsockname()[1]}")
         config = uvicorn.Config(
-            self.app, log_config=None, access_log=False, timeout_keep_alive=SLOW_CLIENT, timeout_graceful_shutdown=10,
-            ssl_certfile=settings.tls_certificate, ssl_keyfile=settings.tls_key, server_header=False,
+            self.app, http=PatientProtocol, ws="none", h11_max_incomplete_event_size=HEADER_BYTES, log_config=None,
+            access_log=False, timeout_keep_alive=max(1, round(settings.slow_client)), backlog=1024,
+            timeout_graceful_shutdown=LAST_REQUESTS, ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key, server_header=False, proxy_headers=False,
         )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[bound])
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise InputError(f"cannot use {settings.tls_certificate} with {settings.tls_key}: {error}") from None
+        return config
+
+    def _listen(self) -> socket.socket:
+        host, port = self.settings.host, self.settings.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            bound = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        # asyncio sets this only for sockets made with proto=IPPROTO_TCP; without it every small answer takes 40 ms.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return bound
+
+    def _url(self, bound: socket.socket) -> str:
+        host = self.settings.host if self.settings.host in LOOPBACK else socket.getfqdn()
+        scheme = "http" if self.settings.tls_certificate is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 that gives a client so many seconds to send the headers of a request, and then hangs up.
+
+    uvicorn itself waits for ever, so that a few clients who send a byte now and then could take all connections. The
+    same clock runs when an answer is out and the client still sends a body that was refused.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
+            self._stop_watching()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class _Uvicorn(uvicorn.Server):
+    """Says when it begins to end, so that nobody waits for those who wait."""
+
+    def __init__(self, config: uvicorn.Config, leave: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._leave = leave
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._leave)
+        await super().shutdown(sockets)
+
+
+@contextlib.contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """uvicorn ends cleanly on a signal and then raises it again; it has done its work by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _allow_many_files() -> None:
+    """As many open files as the system lets us have: often 1024 are the default, and 512 uploads take that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

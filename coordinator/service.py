@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,33 +53,28 @@ class Coordinator(JobKeeper):
 
     def revoke(self, device: str) -> None:
         """Shut a device out; what it holds is free for another."""
-        with self._changed, self._transaction(*self._runners.values()) as session:
+        with self._lock, self._transaction(*self._runners.values()) as session:
             row = session.get(DeviceRow, device)
             if row is None:
                 raise NotFound(f"there is no device {device!r}")
             row.revoked = True
             for runner in self._runners.values():
                 self._advance(session, runner, rounds.DevicesLeft((device,)))
-            self._changed.notify_all()
+            self._then.append(self.bell.ring)
 
-    def next_task(self, device: str, wait: float) -> TaskOffer | None:
-        """A task for a device, as soon as there is one; None after `wait` seconds."""
-        until = time.monotonic() + wait
-        with self._changed:
-            while not self._stopping:
-                offer = self._try_task(device)
-                rest = until - time.monotonic()
-                if offer is not None or rest <= 0:
-                    return offer
-                self._changed.wait(min(rest, 1.0))  # leases run out without anybody saying so
-        return None
+    def next_task(self, device: str) -> TaskOffer | None:
+        """A task for a device, if there is one; the bell says when to ask again."""
+        with self._lock:
+            return None if self.leaving else self._try_task(device)
 
     def receive(self, device: str, task: str) -> Receiving:
         """Prepare for an update: only the device that holds the task may send it."""
         with self._lock:
-            runner, seat, attempt = self._held(device, task)
-            if seat.state == "arrived" and attempt == len(seat.holders):
+            with self.sessions() as session:
+                known = session.get(UpdateRow, task)
+            if known is not None and known.device == device:  # its round may be over since
                 raise Refused("this update has arrived already", "duplicate")
+            runner, seat, _ = self._held(device, task)
             bounds = runner.plan.bounds
             layer = runner.boundary(seat).layer
             header = 4 * len(update_header(runner.space, layer)) + 4096  # room for another way of writing the same
@@ -91,49 +86,70 @@ class Coordinator(JobKeeper):
         self, device: str, receiving: Receiving, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
     ) -> None:
         """Record an update that is whole and sound. When this returns, it is never lost."""
-        task = receiving.task
-        publish(receiving.path, self.files.arrived(task))
-        self._reached("after-spool")
-        with self._changed:
-            runner, seat, attempt = self._held(device, task)
-            assert runner.round is not None
-            samples = _samples(report, runner.plan.bounds.max_samples)
-            with self._transaction(runner) as session:
-                effects = self._advance(session, runner, cohort.UpdateArrived(device, seat.number, attempt))
-                answer = next(e for e in effects if isinstance(e, _ANSWERS))
-                if isinstance(answer, cohort.AcceptUpdate):
-                    row = UpdateRow(
-                        task=task, job=runner.id, round=runner.round.number, slot=seat.number, device=device,
-                        sha256=sha256, bytes=checked.size, samples=samples,
-                        weight=runner.plan.weigh.weight(samples), report=report, arrived_at=self.clock(),
-                    )  # fmt: skip
-                    session.add(row)
-            self._reached("after-record")
+        body = self.files.arrived(receiving.task, sha256)
+        try:
+            publish(receiving.path, body)
+            self._reached("after-spool")
+            with self._lock:
+                answer = self._record(device, receiving.task, checked, sha256, report)
             if isinstance(answer, cohort.RejectUpdate):
-                self.files.arrived(task).unlink(missing_ok=True)
-                raise Refused(f"the update of task {task} does not count: {answer.reason}", answer.reason)
+                raise Refused(f"the update of task {receiving.task} does not count: {answer.reason}", answer.reason)
+        except BaseException:
+            receiving.path.unlink(missing_ok=True)
+            with self._lock:
+                if not self._counts(receiving.task, sha256):
+                    body.unlink(missing_ok=True)
+            raise
+
+    def _record(
+        self, device: str, task: str, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
+    ) -> rounds.Effect:
+        runner, seat, attempt = self._held(device, task)
+        assert runner.round is not None
+        samples = _samples(report, runner.plan.bounds.max_samples)
+        number = runner.round.number
+        with self._transaction(runner) as session:
+            effects = self._advance(session, runner, cohort.UpdateArrived(device, seat.number, attempt))
+            answer = next(e for e in effects if isinstance(e, _ANSWERS))
             if isinstance(answer, cohort.AcceptUpdate):
-                self._work.put(lambda: self._fold(runner, row, checked))
-                self._follow(runner, effects)
-            self._changed.notify_all()
+                row = UpdateRow(
+                    task=task, job=runner.id, round=number, slot=seat.number, device=device,
+                    sha256=sha256, bytes=checked.size, samples=samples,
+                    weight=runner.plan.weigh.weight(samples), report=report, arrived_at=self.clock(),
+                )  # fmt: skip
+                session.add(row)
+                fold = partial(self._fold, runner, row, checked)  # before the round is closed, if this is the last
+                self._then[:0] = [partial(self._reached, "after-record"), partial(self._work.put, fold)]
+            elif isinstance(answer, cohort.AlreadyAccepted):  # twice at once
+                raise Refused("this update has arrived already", "duplicate")
+        return answer
+
+    def _counts(self, task: str, sha256: str) -> bool:
+        """Whether this body is part of a round that is open."""
+        runner = self._runners.get(task.partition("-")[0])
+        with self.sessions() as session:
+            row = session.get(UpdateRow, task)
+        if row is None or row.sha256 != sha256 or runner is None or runner.round is None:
+            return False
+        return runner.round.number == row.round
 
     def fail_task(self, device: str, task: str, reason: str, message: str) -> None:
         """A device gives up; its slot is free for another."""
-        with self._changed:
+        with self._lock:
             runner, seat, attempt = self._held(device, task)
             with self._transaction(runner) as session:
                 self._advance(session, runner, cohort.TaskFailed(device, seat.number, attempt))
                 body = {"task": task, "device": device, "reason": reason, "message": message}
                 session.add(EventRow(job=runner.id, at=self.clock(), kind="TaskFailed", body=body))
-            self._changed.notify_all()
 
     def _try_task(self, device: str) -> TaskOffer | None:
         now = self.clock()
         with self._transaction(*self._runners.values()) as session:
             row = session.get_one(DeviceRow, device)
-            row.seen_at = now
             if row.revoked:
                 raise NotAllowed("this device was shut out")
+            if not now - PRESENCE / 8 < row.seen_at <= now:  # a fleet that waits does not write all the time
+                row.seen_at = now
             profile = decode(DeviceProfile, row.profile, "profile", defaults=True)
             running = set(session.scalars(select(JobRow.id).where(JobRow.state == "running")))
             for runner in list(self._runners.values()):
@@ -180,8 +196,14 @@ class Coordinator(JobKeeper):
             number, slot, attempt = map(int, rest.split("-"))
         except ValueError:
             raise NotFound(f"there is no task {task!r}") from None
+        if task != f"{job}-{number}-{slot}-{attempt}":  # one task has one name
+            raise NotFound(f"there is no task {task!r}")
         runner = self._runners.get(job)
         if runner is None or runner.round is None:
+            with self.sessions() as session:
+                row = session.get(JobRow, job)
+            if row is not None:
+                raise Refused(f"job {job} is {row.state}", "round_closed")
             raise NotFound(f"there is no task {task!r}")
         if number != runner.round.number:
             raise Refused(f"round {number} is over; the job is in round {runner.round.number}", "round_closed")

@@ -32,6 +32,9 @@ class Settings:
     insecure: bool = False  # serve other machines without TLS
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
     requests_per_second: float = 50.0  # of one device
+    concurrent_requests: int = 1024  # that are answered at the same time
+    waiting_requests: int = 8192  # ... that wait for a task or for events
+    slow_client: float = 15.0  # seconds for the headers of a request, and for every KiB of its body
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -44,6 +47,9 @@ class Settings:
                 f"{self.host} is visible to other machines, and without TLS anybody on the way can read the tokens: "
                 "give --tls-certificate and --tls-key, or --insecure behind a proxy that has them"
             )
+        for name in ("requests_per_second", "concurrent_requests", "waiting_requests", "slow_client"):
+            if not 0 < getattr(self, name) <= 1e9:
+                raise InputError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise InputError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
 
@@ -78,6 +84,11 @@ def _typed(name: str, kind: str, text: str) -> Any:
             raise InputError(f"{PREFIX}{name.upper()}: expected true or false, got {text!r}")
         return text.lower() in ("1", "true")
     return text
+
+
+def is_exposed(settings: Settings) -> bool:
+    """Whether other machines can reach it, and those between them and it can read along."""
+    return settings.host not in LOOPBACK and settings.tls_certificate is None
 
 
 def without_secrets(settings: Settings) -> Settings:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select, tuple_
 
 from coordinator.errors import NotFound
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
-from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow
+from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from federation.bundle_files import check_bundle, file_ref
 from federation.errors import BundleError
-from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
+from federation.weights import header
 
 FINISHED = ("stopped", "done", "failed")
 EVENTS_AT_ONCE = 500
+UPDATES_AT_ONCE = 500
+
+ROUND_COLUMNS = ("number", "state", "opened_at", "closed_at", "seconds", "updates", "samples", "bytes_up", "loss")
+METRIC_COLUMNS = ("version", "name", "value", "at")
+# Of an update, then of its report; the parts of the time as in docs/edge.md.
+TIMING_COLUMNS = (
+    "round", "slot", "device", "boundary", "engine", "samples", "bytes", "arrived_at",
+    "wall", "download", "hidden_download", "load", "forward", "activation_io", "training", "training_forward",
+    "backward", "optimiser", "state", "evaluation", "other",
+)  # fmt: skip
 
 
 class Views:
@@ -25,6 +38,7 @@ class Views:
     def __init__(self, files: Files, sessions: Sessions) -> None:
         self.files, self.sessions = files, sessions
         self._graphs: dict[str, Path] = {}
+        self._largest: dict[str, int] = {}
 
     def jobs(self) -> list[dict[str, Any]]:
         with self.sessions() as session:
@@ -68,7 +82,7 @@ class Views:
         with self.sessions() as session:
             row = session.get(JobRow, job)
         path = self.files.version(job, version)
-        if row is None or not path.is_file():
+        if row is None or not 0 <= version <= row.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
         return path, read_manifest(self.files.bundle(row.bundle))
 
@@ -89,23 +103,91 @@ class Views:
 
     def draft_file(self, digest: str, name: str) -> Path:
         """Where a file of a bundle goes that is on its way."""
-        folder = self.files.bundle(f"{digest}.draft")
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()) or path == folder.resolve():
-            raise BundleError(f"{name!r} is no file of a bundle")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = self.files.bundle(f"{digest}.draft") / FileRef(name, "0" * 64, 0).name  # which refuses ways out of it
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BundleError(f"{name!r}: there is a file where it needs a folder") from None
+        if path.is_dir():
+            raise BundleError(f"{name!r} is a folder already")
         return path
 
     def complete_bundle(self, digest: str) -> None:
         """Check what has come and give it its name."""
         final, draft = self.files.bundle(digest), self.files.bundle(f"{digest}.draft")
         if final.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
             return
         manifest = read_manifest(draft)
         if file_ref(draft, MANIFEST_NAME).sha256 != digest:
             raise BundleError(f"the manifest that came does not have the sha256 {digest}")
         check_bundle(draft, manifest)
         draft.rename(final)
+
+    # --- tables and numbers ------------------------------------------------------------------------------------------
+
+    def round_rows(self, job: str) -> list[dict[str, Any]]:
+        """The rounds of a job, flat: a row for each."""
+        rows = self.rounds(job)
+        took = [None if row["closed_at"] is None else row["closed_at"] - row["opened_at"] for row in rows]
+        return [{**row, **row["summary"], "seconds": seconds} for row, seconds in zip(rows, took)]
+
+    def timings(self, job: str, first_round: int = 0) -> Iterator[dict[str, Any]]:
+        """What the report of every accepted update says, in the order of rounds and slots; a few at a time."""
+        self.job(job)
+        return self._timings(job, first_round)
+
+    def _timings(self, job: str, first_round: int) -> Iterator[dict[str, Any]]:
+        place = tuple_(UpdateRow.round, UpdateRow.slot)
+        mine = select(UpdateRow).where(UpdateRow.job == job).order_by(UpdateRow.round, UpdateRow.slot)
+        last = (first_round, -1)
+        while True:
+            with self.sessions() as session:
+                rows = list(session.scalars(mine.where(place > last).limit(UPDATES_AT_ONCE)))
+            yield from map(_timing, rows)
+            if len(rows) < UPDATES_AT_ONCE:
+                return
+            last = (rows[-1].round, rows[-1].slot)
+
+    def census(self, since: float) -> dict[str, Any]:
+        """How many there are of everything; present are the devices that were heard of since then."""
+        with self.sessions() as session:
+            states = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state))
+            here = select(func.count()).select_from(DeviceRow).where(DeviceRow.revoked.is_(False))
+            committed = select(func.count()).select_from(RoundRow).where(RoundRow.state == "committed")
+            return {
+                "jobs": {**dict.fromkeys(("running", "paused", *FINISHED), 0), **{row[0]: row[1] for row in states}},
+                "devices": session.scalar(here),
+                "devices_present": session.scalar(here.where(DeviceRow.seen_at > since)),
+                "rounds_committed": session.scalar(committed),
+            }
+
+    def largest_update(self, task: str) -> int:
+        """Most bytes that an update of a task's job can have: its header, written generously, and all parameters."""
+        with self.sessions() as session:
+            row = session.get(JobRow, task.partition("-")[0])
+        if row is None:
+            raise NotFound(f"there is no task {task!r}")
+        if row.bundle not in self._largest:
+            space = read_manifest(self.files.bundle(row.bundle)).space
+            self._largest[row.bundle] = 8 + 4 * len(header(space)) + 4096 + 4 * space.size
+        return self._largest[row.bundle]
+
+
+def _timing(row: UpdateRow) -> dict[str, Any]:
+    """Of a report, which is a device's own words, only what is of the right kind."""
+    told = row.report.get("seconds")
+    told = dict(told) if isinstance(told, dict) else {}
+    if isinstance(layers := told.get("forward"), dict):
+        told["forward"] = sum(value for value in layers.values() if _is_number(value))
+    seconds = {name: told[name] for name in TIMING_COLUMNS if _is_number(told.get(name))}
+    own = {name: getattr(row, name) for name in ("round", "slot", "device", "samples", "bytes", "arrived_at")}
+    words = {name: str(row.report.get(name) or "")[:200] for name in ("boundary", "engine")}
+    return {**own, **words, "seconds": seconds}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
 def _columns(row: Base) -> dict[str, Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-import onnxruntime
 
 from edge_runtime.budget import allow, parse_size
 from edge_runtime.client import Client, Declined, TaskOffer
 from edge_runtime.data import Samples, check_trainable, load_samples
 from edge_runtime.engine.choose import choose_engine
 from edge_runtime.engine.ort_training import is_available
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RUNTIME, Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
 from edge_runtime.memory import current_memory
@@ -84,8 +83,11 @@ class Agent:
             self._give_up(offer, error.reason, str(error))
         except Declined as error:  # late, or the round is over: not worth a repetition
             log.warning("task %s: %s", offer.id, error)
-        except EmbraceError as error:
-            self._give_up(offer, "failed", str(error))
+        except (EmbraceError, OSError) as error:
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            self._give_up(offer, "disk_full" if full else "failed", str(error))
+        except MemoryError as error:
+            self._give_up(offer, "out_of_memory", str(error) or "not enough memory")
         else:
             self.on_report(report)
             return True
@@ -175,6 +177,6 @@ def describe(device: Device) -> dict[str, object]:
         "memory": room,
         "tier": device.tier,
         "threads": device.settings.threads,
-        "runtime": f"onnxruntime {onnxruntime.__version__}",
+        "runtime": RUNTIME,
         "engines": engines,
     }

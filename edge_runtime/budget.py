@@ -16,10 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import onnxruntime
-
 from edge_runtime.engine.choose import EngineName, choose_engine
-from edge_runtime.engine.session import Profile, Settings
+from edge_runtime.engine.session import RUNTIME, Profile, Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.measure import Case, measure
 from edge_runtime.memory import available_memory, current_memory
@@ -226,7 +224,7 @@ def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, set
 
     def trial(boundary: Boundary) -> Trial:
         used = choose_engine(boundary, engine)
-        key = f"{boundary.name} {used} batch={batch} threads={settings.threads} ort={onnxruntime.__version__}"
+        key = f"{boundary.name} {used} batch={batch} threads={settings.threads} {RUNTIME}"
         known = _read_trials(file)
         if key not in known:
             case = Case(str(directory), boundary.name, used, batch, settings.threads)

@@ -152,6 +152,8 @@ class Client:
         done = 0
         for pause in self._pauses():
             headers = {"Range": f"bytes={part[0] + done}-{part[1] - 1}"} if part else {}
+            if not part and done:
+                headers = {"Range": f"bytes={done}-"}
             try:
                 with self._http.stream("GET", path, headers=headers) as answer:
                     if answer.status_code in _AGAIN:
@@ -160,6 +162,8 @@ class Client:
                     if answer.status_code >= 400:
                         answer.read()
                     _checked(answer)
+                    if headers and answer.status_code != 206:
+                        raise Declined("the coordinator sent everything instead of a part", answer.status_code)
                     for chunk in answer.iter_bytes(_CHUNK):
                         done += len(chunk)
                         yield chunk
@@ -167,8 +171,6 @@ class Client:
                     return
                 pause("the answer was cut off")
             except httpx.TransportError as error:
-                if part is None and done:  # what was given away cannot be taken back
-                    raise Unreachable(f"the connection broke: {error}") from None
                 pause(str(error) or type(error).__name__)
 
     def _pauses(self) -> Iterator[Callable[[str], None]]:

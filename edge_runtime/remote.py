@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.client import Client, TaskOffer
+from federation.bundle_files import file_ref
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
 from federation.space import Vector
@@ -35,19 +36,22 @@ class RemoteBundle:
         self.space = self.manifest.space
         self.data_start = len(header(self.space))
         self.received = 0  # bytes of weights
+        self._sound: set[str] = set()  # graphs that were compared with their hashes
 
     def file(self, ref: FileRef) -> Path:
         """A graph in the work directory; from the cache, or from the coordinator."""
         path = self.directory / ref.name
-        if not path.exists():
+        if ref.sha256 not in self._sound:
             path.parent.mkdir(parents=True, exist_ok=True)
             known = self.cache / ref.sha256
-            if not known.exists():
+            if not known.exists() or file_ref(self.cache, ref.sha256).sha256 != ref.sha256:
                 self.client.save_graph(ref.sha256, known)
+            path.unlink(missing_ok=True)
             try:
                 os.link(known, path)
             except OSError:
                 shutil.copyfile(known, path)
+            self._sound.add(ref.sha256)
         return path
 
     def training_files(self, boundary: Boundary, engine: str) -> None:

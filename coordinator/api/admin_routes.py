@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from coordinator.api.auth import Admin, Known, Service
 from coordinator.api.documents import DeviceDocument, Invitation, Invited, JobCreated, JobDocument, JobRequest
+from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.plan import plan_from
 from federation.errors import InputError
 
@@ -22,6 +23,7 @@ MOST_FILE = 64 << 30
 
 @router.post("/enrolments", status_code=201, summary="Invite devices")
 def invite(request: Invitation, known: Known) -> Invited:
+    """Makes an enrolment token. It cannot be shown again; make another."""
     return Invited(token=known.invite(request.uses, request.seconds))
 
 
@@ -30,12 +32,19 @@ def devices(service: Service) -> list[DeviceDocument]:
     return [DeviceDocument(**row) for row in service.devices()]
 
 
-@router.delete("/devices/{device}", status_code=204, summary="Shut a device out")
+@router.delete("/devices/{device}", status_code=204, summary="Shut a device out", responses=problems(404))
 def revoke(device: str, service: Service) -> None:
+    """Its token is worth nothing from now on, and what it was working on is given to others."""
     service.revoke(device)
 
 
-@router.put("/bundles/{digest}/files/{name:path}", status_code=204, summary="Send a file of a bundle")
+@router.put(
+    "/bundles/{digest}/files/{name:path}",
+    status_code=204,
+    summary="Send a file of a bundle",
+    responses=problems(400, 507),
+    openapi_extra=BINARY_BODY,
+)
 async def put_file(digest: str, name: str, request: Request, service: Service) -> None:
     """Files first, in any order; the bundle can be used once all are there and are what its manifest says."""
     path = await run_in_threadpool(service.draft_file, digest, name)
@@ -48,13 +57,15 @@ async def put_file(digest: str, name: str, request: Request, service: Service) -
             file.write(chunk)
 
 
-@router.post("/bundles/{digest}", status_code=204, summary="Complete a bundle")
+@router.post("/bundles/{digest}", status_code=204, summary="Complete a bundle", responses=problems(400))
 def complete_bundle(digest: str, service: Service) -> None:
+    """Checks every file against the manifest. Harmless if the bundle is complete already."""
     service.complete_bundle(digest)
 
 
-@router.post("/jobs", status_code=201, summary="Create a job")
+@router.post("/jobs", status_code=201, summary="Create a job", responses=problems(400))
 def create_job(request: JobRequest, service: Service) -> JobCreated:
+    """It runs from now on, with whatever devices there are."""
     return JobCreated(id=service.create_job(plan_from(request.plan), request.bundle))
 
 
@@ -63,37 +74,57 @@ def jobs(service: Service) -> list[JobDocument]:
     return [JobDocument(**row) for row in service.jobs()]
 
 
-@router.get("/jobs/{job}", summary="A job")
+@router.get("/jobs/{job}", summary="A job", responses=problems(404))
 def job(job: str, service: Service) -> JobDocument:
     return JobDocument(**service.job(job))
 
 
-@router.post("/jobs/{job}/{action}", status_code=204, summary="Pause, resume or stop a job")
+@router.post(
+    "/jobs/{job}/{action}", status_code=204, summary="Pause, resume or stop a job", responses=problems(404, 409)
+)
 def act(job: str, action: Literal["pause", "resume", "stop"], service: Service) -> None:
+    """A paused job hands out no tasks; what is under way still counts. A stopped one is over for good."""
     service.set_state(job, {"pause": "paused", "resume": "running", "stop": "stopped"}[action])
 
 
-@router.get("/jobs/{job}/versions/{version}/file", summary="The weights of a version", response_class=FileResponse)
+@router.get(
+    "/jobs/{job}/versions/{version}/file",
+    summary="The weights of a version",
+    response_class=FileResponse,
+    responses={**BINARY_ANSWER, **problems(404)},
+)
 def weights(job: str, version: int, service: Service) -> FileResponse:
+    """A safetensors file. The newest versions are kept; the number of the newest is the job's `version`."""
     return FileResponse(service.version_file(job, version)[0], media_type="application/octet-stream")
 
 
-@router.get("/jobs/{job}/rounds", summary="The rounds of a job")
+@router.get("/jobs/{job}/rounds", summary="The rounds of a job", responses=problems(404))
 def rounds(job: str, service: Service) -> list[dict[str, Any]]:
+    """From the first on; `summary` is what a committed round came to."""
     return service.rounds(job)
 
 
-@router.get("/jobs/{job}/metrics", summary="Scores of the versions of a job")
+@router.get("/jobs/{job}/metrics", summary="Scores of the versions of a job", responses=problems(404))
 def metrics(job: str, service: Service) -> list[dict[str, Any]]:
+    """What the evaluation of each version found, if the job has evaluation data."""
     return service.metrics(job)
 
 
-@router.get("/jobs/{job}/events", summary="What happens, as it happens (server-sent events)")
+@router.get(
+    "/jobs/{job}/events",
+    summary="What happens, as it happens (server-sent events)",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404)},
+)
 async def events(
     job: str, request: Request, service: Service, after: Annotated[int, Query(ge=0)] = 0
 ) -> StreamingResponse:
     """Goes on until the client leaves or the job is over. `Last-Event-ID` continues an interrupted stream."""
-    start = int(request.headers.get("Last-Event-ID") or after)
+    known = request.headers.get("Last-Event-ID", str(after))
+    if not known.isdecimal() or len(known) > 18:
+        raise InputError(f"Last-Event-ID: expected the number of an event, got {known[:40]!r}")
+    start = int(known)
+    await run_in_threadpool(service.job, job)  # a job that is not there is a problem, not an empty stream
 
     async def stream() -> AsyncIterator[str]:
         last = start

@@ -1,23 +1,27 @@
-"""The application: routes, errors, and the clock that lets leases run out."""
+"""The application: routes, errors, limits, and the clock that lets leases run out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
-from coordinator.api import admin_routes, device_routes, problems
+from coordinator.api import admin_routes, device_routes, metrics, openapi, problems, table_routes
+from coordinator.api.documents import Health
+from coordinator.api.limits import Bounded, ClientLimits, buckets
+from coordinator.logs import AccessLog
 from coordinator.registry import Registry
-from coordinator.service import Coordinator
+from coordinator.service import PRESENCE, Coordinator
 from federation import __version__
 
 TICK = 0.5  # seconds
 
 
-def create_app(coordinator: Coordinator, registry: Registry) -> FastAPI:
+def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimits | None = None) -> FastAPI:
     """The REST interface of a coordinator; it starts and stops with the application."""
 
     @contextlib.asynccontextmanager
@@ -30,27 +34,42 @@ def create_app(coordinator: Coordinator, registry: Registry) -> FastAPI:
             ticking.cancel()
             await run_in_threadpool(coordinator.stop)
 
+    limits = limits or ClientLimits()
+    counts = metrics.Metrics(lambda: coordinator.census(coordinator.clock() - PRESENCE))
     app = FastAPI(
-        title="embrace coordinator",
-        version=__version__,
-        description="Runs training jobs on unequal devices. Devices enrol, wait for tasks, and send updates.",
+        title="embrace coordinator", version=__version__, description=openapi.DESCRIPTION, openapi_tags=openapi.TAGS,
         lifespan=lifespan,
-    )
+    )  # fmt: skip
     app.state.coordinator, app.state.registry = coordinator, registry
+    app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()
     problems.install(app)
-    app.include_router(device_routes.router)
-    app.include_router(admin_routes.router)
+    for router in (device_routes.router, admin_routes.router, table_routes.router):
+        app.include_router(router)
+    _operations(app, coordinator, counts)
+    app.add_middleware(Bounded, limits=limits, leaving=app.state.leaving)
+    app.add_middleware(AccessLog, observe=counts.observe)  # added last: it sees everything
+    openapi.install(app)
+    return app
+
+
+def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics) -> None:
+    """What whoever runs it asks. No tokens: put it behind a proxy if nobody else should ask."""
 
     @app.get("/healthz", tags=["operations"], summary="Is the process alive?")
-    def healthz() -> dict[str, str]:
-        return {"status": "ok", "version": __version__}
+    async def healthz() -> Health:
+        """Answers without touching the database."""
+        return Health(status="ok", version=__version__)
 
     @app.get("/readyz", tags=["operations"], summary="Can it serve?")
-    def readyz() -> dict[str, str]:
-        coordinator.jobs()
-        return {"status": "ready"}
+    def readyz() -> Health:
+        """Asks the database; 503 if that does not answer."""
+        coordinator.census(0.0)
+        return Health(status="ready", version=__version__)
 
-    return app
+    @app.get("/metrics", tags=["operations"], summary="Numbers for Prometheus", response_class=Response)
+    def prometheus() -> Response:
+        """The text format of Prometheus. docs/operations.md explains every number."""
+        return Response(counts.text(), media_type=metrics.MEDIA_TYPE)
 
 
 async def _tick(coordinator: Coordinator) -> None:

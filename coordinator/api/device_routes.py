@@ -5,21 +5,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Known, Service, Token
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
+from coordinator.api.limits import check_length, paced
+from coordinator.api.metrics import counted
+from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.errors import NotFound
+from coordinator.service import PRESENCE
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.weights import map_weights
 from federation.wire import WireError, encode
 
-router = APIRouter(prefix="/v1", tags=["device"])
+router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
 LONGEST_WAIT = 60.0
 MOST_REPORT = 16_384
 
@@ -39,19 +45,33 @@ def set_profile(profile: Profile, device: Device, known: Known) -> None:
 @router.post(
     "/tasks/next",
     summary="Wait for a task",
-    responses={200: {"model": TaskDocument}, 204: {"description": "nothing to do; ask again"}},
+    responses={200: {"model": TaskDocument}, 204: {"description": "Nothing to do; ask again."}},
 )
-def next_task(
-    device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
+async def next_task(
+    request: Request, device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
 ) -> Response:
     """Answers as soon as there is something to do. The task is the device's until its lease ends."""
-    offer = service.next_task(device, wait)
+    offer, until = None, time.monotonic() + wait
+    while not await request.is_disconnected():
+        rings = service.bell.rings
+        offer = await run_in_threadpool(service.next_task, device)
+        rest = until - time.monotonic()
+        if offer is not None or rest <= 0 or service.leaving:
+            break
+        await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
     if offer is None:
         return Response(status_code=204)
     return Response(TaskDocument(**vars(offer)).model_dump_json(), media_type="application/json")
 
 
-@router.put("/tasks/{task}/update", status_code=201, summary="Send an update")
+@router.put(
+    "/tasks/{task}/update",
+    status_code=201,
+    summary="Send an update",
+    dependencies=[Depends(counted)],
+    responses=problems(400, 404, 409, 507),
+    openapi_extra=BINARY_BODY,
+)
 async def send_update(
     task: str,
     request: Request,
@@ -60,9 +80,13 @@ async def send_update(
     embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
 ) -> Accepted:
-    """The body is a safetensors file (docs/wire.md). Sending the same again is harmless."""
+    """The body is a safetensors file (docs/wire.md) with the *change* of every parameter of the trained layers.
+
+    Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
+    """
     report = _report(embrace_report)
     receiving = await run_in_threadpool(service.receive, device, task)
+    check_length(request, await run_in_threadpool(service.largest_update, task))
     sha256 = hashlib.sha256()
     try:
         with receiving.path.open("wb") as file:
@@ -79,23 +103,39 @@ async def send_update(
     return Accepted(sha256=sha256.hexdigest())
 
 
-@router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up")
+@router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
 def fail_task(task: str, failure: Failure, device: Device, service: Service) -> None:
     service.fail_task(device, task, failure.reason, failure.message)
 
 
-@router.get("/bundles/{digest}/manifest", summary="The manifest of a bundle", response_class=FileResponse)
+@router.get(
+    "/bundles/{digest}/manifest",
+    summary="The manifest of a bundle",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/json": {}}}, **problems(404)},
+)
 def get_manifest(digest: str, device: Device, service: Service) -> FileResponse:
+    """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/bundle.md."""
     return _immutable(service.bundle_file(digest, "manifest.json"), digest)
 
 
-@router.get("/graphs/{sha256}", summary="A graph, by its hash", response_class=FileResponse)
+@router.get(
+    "/graphs/{sha256}",
+    summary="A graph, by its hash",
+    response_class=FileResponse,
+    responses={**BINARY_ANSWER, **problems(404)},
+)
 def get_graph(sha256: str, device: Device, service: Service) -> FileResponse:
     """Graphs never change: keep them."""
     return _immutable(service.graph(sha256), sha256)
 
 
-@router.get("/jobs/{job}/versions/{version}/weights", summary="Weights of a version")
+@router.get(
+    "/jobs/{job}/versions/{version}/weights",
+    summary="Weights of a version",
+    response_class=FileResponse,
+    responses={**BINARY_ANSWER, **problems(400, 404)},
+)
 def get_weights(
     job: str,
     version: int,
@@ -130,12 +170,19 @@ def _profile(profile: Profile) -> DeviceProfile:
 
 def _report(text: str) -> dict[str, Any]:
     try:
-        report = json.loads(text)
-    except ValueError:
+        report = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError):
         report = None
     if not isinstance(report, dict):
         raise InputError("Embrace-Report: expected a JSON object")
     return report
+
+
+def _finite(text: str) -> float:
+    """JSON has no other numbers, although Python reads and writes them."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
 
 
 def _check_digest(given: str | None, found: bytes) -> None:

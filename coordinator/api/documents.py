@@ -15,78 +15,153 @@ class Profile(Document):
     """What a device says about itself. The boundary it measured counts most, then its tier, then its memory."""
 
     memory: Annotated[int | None, Field(ge=1, description="Bytes for training; null: enough for everything.")] = None
-    tier: Annotated[str | None, Field(max_length=200)] = None
-    boundary: Annotated[str | None, Field(max_length=200)] = None
-    threads: Annotated[int, Field(ge=1, le=4096)] = 1
-    runtime: Annotated[str, Field(max_length=200, examples=["onnxruntime 1.31.1"])] = ""
-    engines: Annotated[list[str], Field(min_length=1, max_length=8)] = ["portable"]
+    tier: Annotated[str | None, Field(max_length=200, description="A tier of the bundle, if it is fixed.")] = None
+    boundary: Annotated[
+        str | None, Field(max_length=200, description="Nearest to the input from which this device can train.")
+    ] = None
+    threads: Annotated[int, Field(ge=1, le=4096, description="Threads of its runtime.")] = 1
+    runtime: Annotated[str, Field(max_length=200, description="For people.", examples=["onnxruntime 1.31.1"])] = ""
+    engines: Annotated[
+        list[str],
+        Field(min_length=1, max_length=8, description="Training graphs that it runs: portable, ort-training."),
+    ] = ["portable"]
 
 
 class Enrolment(Document):
-    name: Annotated[str, Field(min_length=1, max_length=100, examples=["kitchen-pi"])]
+    """Who wants to take part."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100, description="For people.", examples=["kitchen-pi"])]
     profile: Profile = Profile()
 
 
 class Enrolled(Document):
-    device: str
-    token: Annotated[str, Field(description="The device's own credential. It is shown once.")]
+    """The device's identity from now on."""
+
+    device: Annotated[str, Field(examples=["9c1f0b7e2a4d6835"])]
+    token: Annotated[
+        str, Field(description="The device's own credential. It is shown once.", examples=["embrace_device_X3k…"])
+    ]
 
 
 class TaskDocument(Document):
     """A device's work: fetch `version`, train as `work` says, send the update before the lease ends."""
 
-    id: str
-    job: str
-    bundle: Annotated[str, Field(description="sha256 of the bundle's manifest")]
-    version: int
-    lease_until: Annotated[float, Field(description="seconds since 1970")]
-    work: dict[str, Any]
+    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988-0-2-1"])]
+    job: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
+    bundle: Annotated[str, Field(description="sha256 of the bundle's manifest", examples=["5f70bf18…"])]
+    version: Annotated[int, Field(description="Of the weights to start from.", examples=[0])]
+    lease_until: Annotated[float, Field(description="seconds since 1970", examples=[1767225600.0])]
+    work: Annotated[
+        dict[str, Any],
+        Field(
+            description="Where training begins, how many steps of which batch, the rate, the local rules, the seed.",
+            examples=[
+                {
+                    "boundary": "dense", "steps": 10, "batch": 32, "rate": 0.05,
+                    "rules": [{"rule": "momentum", "factor": 0.9}], "seed": 2, "round": 0, "refresh_every": 1,
+                    "activations": "float32", "crop": 0, "flip": False,
+                }
+            ],
+        ),
+    ]  # fmt: skip
 
 
 class Failure(Document):
-    reason: Annotated[str, Field(max_length=64, examples=["out_of_memory"])]
-    message: Annotated[str, Field(max_length=2000)] = ""
+    """Why a device gives a task up; somebody else gets it."""
+
+    reason: Annotated[str, Field(max_length=64, description="A word.", examples=["out_of_memory"])]
+    message: Annotated[str, Field(max_length=2000, description="For people.")] = ""
 
 
 class Accepted(Document):
+    """The update is recorded and will not be lost."""
+
     status: str = "accepted"
-    sha256: str
+    sha256: Annotated[str, Field(description="Of the body, as it arrived.")]
 
 
 class Invitation(Document):
-    uses: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    seconds: Annotated[float, Field(ge=1, le=366 * 86400)] = 86400
+    """What an enrolment token is good for."""
+
+    uses: Annotated[int, Field(ge=1, le=1_000_000, description="Devices that it enrols.")] = 1
+    seconds: Annotated[float, Field(ge=1, le=366 * 86400, description="How long it lasts.")] = 86400
 
 
 class Invited(Document):
-    token: str
+    token: Annotated[str, Field(description="It is shown once.", examples=["embrace_enrol_Zw9…"])]
 
 
 class JobRequest(Document):
+    """A job on a bundle that was sent before."""
+
     bundle: Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="sha256 of a bundle's manifest that is here")]
-    plan: Annotated[dict[str, Any], Field(description="A job file as JSON")]
+    plan: Annotated[
+        dict[str, Any],
+        Field(
+            description="A job file as JSON. Every key has a default but `bundle`, which is a name here.",
+            examples=[{"bundle": "digits", "num_rounds": 10, "participate": {"count": 3}, "local": {"steps": 20}}],
+        ),
+    ]
 
 
 class JobCreated(Document):
-    id: str
+    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
 
 
 class JobDocument(Document):
-    id: str
-    name: str
-    bundle: str
-    state: str
-    version: int
-    message: str
-    created_at: float
-    plan: dict[str, Any]
+    """A job, and in `round` the round that is open or was the last."""
+
+    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
+    name: Annotated[str, Field(examples=["digits"])]
+    bundle: Annotated[str, Field(description="sha256 of the bundle's manifest")]
+    state: Annotated[str, Field(description="running, paused, stopped, done or failed", examples=["running"])]
+    version: Annotated[int, Field(description="Of the newest weights: rounds that were committed.")]
+    message: Annotated[str, Field(description="Why it failed, if it did.")]
+    created_at: Annotated[float, Field(description="seconds since 1970")]
+    plan: Annotated[dict[str, Any], Field(description="The job file, with every default written out.")]
     round: dict[str, Any] | None = None
 
 
 class DeviceDocument(Document):
+    """A device as the administrator sees it."""
+
     id: str
     name: str
     revoked: bool
     profile: dict[str, Any]
-    enrolled_at: float
-    seen_at: float
+    enrolled_at: Annotated[float, Field(description="seconds since 1970")]
+    seen_at: Annotated[float, Field(description="When it last asked for a task; seconds since 1970.")]
+
+
+class TimingDocument(Document):
+    """An accepted update and what its report says about time."""
+
+    round: int
+    slot: int
+    device: str
+    boundary: str
+    engine: str
+    samples: int
+    bytes: Annotated[int, Field(description="Of the update's body.")]
+    arrived_at: Annotated[float, Field(description="seconds since 1970")]
+    seconds: Annotated[
+        dict[str, float],
+        Field(description="By part: docs/edge.md.", examples=[{"wall": 2.1, "forward": 0.4, "training": 1.2}]),
+    ]
+
+
+class Health(Document):
+    status: Annotated[str, Field(examples=["ok"])]
+    version: Annotated[str, Field(description="Of the program.")]
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457). Some have more members, such as `reason`."""
+
+    type: Annotated[str, Field(examples=["about:blank"])]
+    title: Annotated[str, Field(description="The kind of error.")]
+    status: Annotated[int, Field(description="The HTTP status.")]
+    detail: Annotated[str, Field(description="What was found and what was expected.")]
+    reason: Annotated[
+        str | None, Field(description="With 409: duplicate, round_closed, finished, or why an update does not count.")
+    ] = None

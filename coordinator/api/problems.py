@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from coordinator.errors import NotAllowed, Refused
 from federation.errors import EmbraceError
@@ -44,11 +46,22 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail))
+        title = HTTPStatus(error.status_code).phrase
+        answer = problem(error.status_code, title, str(error.detail) if error.detail != title else "")
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(ClientDisconnect)
+    async def cut_off(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return problem(400, "Cut off", "the body did not arrive whole; send it again")  # to nobody, but it is logged
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> JSONResponse:
+        return problem(500, "Internal error", "this is a defect; the log has more under this request's number")
 
     @app.exception_handler(OSError)
     async def disk(_: Request, error: OSError) -> JSONResponse:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
         raise error
 

@@ -41,6 +41,8 @@ def _configure_sqlite(connection: Any, _: object) -> None:
 
 def _migrate(engine: Engine) -> None:
     with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":  # whose driver would record every change of a table by itself
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
         if not inspect(connection).has_table("meta"):
             Base.metadata.create_all(connection)
             _set_version(connection, SCHEMA_VERSION)

@@ -2,8 +2,9 @@
 
     bundles/SHA256/...                     as exported, by the hash of the manifest
     jobs/JOB/versions/N.safetensors        the weights after N rounds
-    spool/TASK.part                        a body that is arriving
-    spool/TASK.body                        a body that has arrived and is sound
+    jobs/JOB/versions/N.evaluated          a second name for them while they wait for their score
+    spool/TASK.ID.part                     a body that is arriving; one may arrive twice at once
+    spool/TASK.SHA256.body                 a body that has arrived and is sound
 
 A file appears under its final name only when it is whole and on the disk.
 """
@@ -14,6 +15,7 @@ import os
 import re
 from pathlib import Path
 
+from coordinator.credentials import new_id
 from federation.errors import InputError
 
 _SAFE = re.compile(r"[A-Za-z0-9_.@-]{1,120}")
@@ -34,14 +36,20 @@ class Files:
         return self.root / "jobs" / _safe(job) / "versions" / f"{number}.safetensors"
 
     def arriving(self, task: str) -> Path:
-        return self.root / "spool" / f"{_safe(task)}.part"
+        """A new place for every attempt."""
+        return self.root / "spool" / f"{_safe(task)}.{new_id()}.part"
 
-    def arrived(self, task: str) -> Path:
-        return self.root / "spool" / f"{_safe(task)}.body"
+    def arrived(self, task: str, sha256: str) -> Path:
+        return self.root / "spool" / f"{_safe(task)}.{_safe(sha256)}.body"
 
-    def spooled(self) -> dict[str, Path]:
-        """Every body that has arrived, by its task."""
-        return {path.stem: path for path in (self.root / "spool").glob("*.body")}
+    def spooled(self) -> set[Path]:
+        """Every body that has arrived."""
+        return set((self.root / "spool").glob("*.body"))
+
+    def unscored(self) -> list[tuple[str, int, Path]]:
+        """(job, version, file) of what waits to be evaluated."""
+        found = sorted((self.root / "jobs").glob("*/versions/*.evaluated"))
+        return [(path.parents[1].name, int(path.stem), path) for path in found]
 
     def forget_arriving(self) -> None:
         """After a restart nobody goes on with a body that was cut off: it is sent again."""

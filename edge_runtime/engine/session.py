@@ -13,6 +13,7 @@ import onnxruntime as ort
 from federation.errors import BundleError, InputError, OutOfMemory
 
 PROVIDERS = ["CPUExecutionProvider"]
+RUNTIME = f"onnxruntime {ort.__version__}"
 Profile = Literal["fast", "low_memory"]
 
 
@@ -99,7 +100,7 @@ def _open(model: Path | bytes, options: ort.SessionOptions, disabled: Sequence[s
     except Exception as error:  # onnxruntime raises several unrelated types
         if is_out_of_memory(error):
             raise OutOfMemory(f"not enough memory to load {what}") from None
-        raise BundleError(f"onnxruntime {ort.__version__} cannot load {what}: {str(error).splitlines()[0]}") from None
+        raise BundleError(f"{RUNTIME} cannot load {what}: {str(error).splitlines()[0]}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

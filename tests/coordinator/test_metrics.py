@@ -1,0 +1,185 @@
+"""The numbers for Prometheus, and the tables of results, after real rounds."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import ClientDisconnect
+
+from coordinator.api.metrics import Metrics
+from coordinator.errors import NotAllowed, NotFound, Refused
+from federation.errors import InputError
+from federation.wire import WireError
+from tests.live_server import LiveServer, live_server, next_task, send_update
+
+NOTHING = {"jobs": {}, "devices": 0, "devices_present": 0, "rounds_committed": 0}
+SECONDS = {"wall": 2.5, "forward": {"first": 0.25, "second": 0.5}, "training": 1.0, "backward": None, "other": 0.1}
+
+
+def values(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    """(name, labels in the order of their names) -> value."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    return {(s.name, tuple(s.labels[key] for key in sorted(s.labels))): s.value for s in samples}
+
+
+def test_requests_are_counted_by_method_route_and_status() -> None:
+    metrics = Metrics(lambda: NOTHING)
+    metrics.observe("GET", "/v1/jobs", 200, 0.02, 0)
+    metrics.observe("PUT", "/v1/tasks/{task}/update", 201, 0.2, 1000)
+    metrics.observe("BREW", "(none)", 405, 0.001, 5)
+    found = values(metrics.text().decode())
+    assert found["embrace_requests_total", ("GET", "/v1/jobs", "200")] == 1
+    assert found["embrace_requests_total", ("other", "(none)", "405")] == 1
+    assert found["embrace_request_seconds_sum", ("PUT", "/v1/tasks/{task}/update")] == 0.2
+    assert found["embrace_request_seconds_bucket", ("0.03", "GET", "/v1/jobs")] == 1
+    assert found["embrace_request_seconds_bucket", ("0.01", "GET", "/v1/jobs")] == 0
+    assert found["embrace_received_bytes_total", ()] == 1005
+    assert found["process_resident_memory_bytes", ()] > 1e6
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused("too late", "round_closed"), "round_closed"),
+        (WireError("nan"), "invalid_body"),
+        (NotAllowed("no token"), "not_allowed"),
+        (NotFound("no task"), "unknown_task"),
+        (InputError("samples"), "invalid_report"),
+        (ClientDisconnect(), "cut_off"),
+        (OSError(28, "no space"), "storage"),
+        (KeyError("a bug"), "other"),
+    ],
+)
+def test_refused_updates_have_a_reason(error: BaseException, reason: str) -> None:
+    metrics = Metrics(lambda: NOTHING)
+    metrics.refused(error)
+    assert values(metrics.text().decode())["embrace_updates_refused_total", (reason,)] == 1
+
+
+def test_two_applications_count_for_themselves() -> None:
+    first, second = Metrics(lambda: NOTHING), Metrics(lambda: NOTHING)
+    first.accepted()
+    assert values(second.text().decode())["embrace_updates_accepted_total", ()] == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("metrics")
+    with live_server(folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def job(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job whose two rounds are over, and an update that was refused."""
+    made = server.create_job(tmp_path_factory.mktemp("bundle") / "small", num_rounds=2)
+    device = server.enrol("kitchen")
+    for _ in range(2):
+        task = next_task(device)["id"]
+        assert send_update(device, task, {"seconds": SECONDS, "boundary": "=1+1"}).status_code == 201
+    assert send_update(device, task).status_code in (404, 409)
+    admin = server.client(server.admin)
+    until = time.monotonic() + 5
+    while admin.get(f"/v1/jobs/{made}").json()["state"] != "done":
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return made
+
+
+def table(server: LiveServer, path: str) -> list[dict[str, str]]:
+    answer = server.client(server.admin).get(path)
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def test_the_numbers_after_two_rounds(server: LiveServer, job: str) -> None:
+    answer = server.client("nobody").get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = values(answer.text)
+    assert found["embrace_updates_accepted_total", ()] == 2
+    assert sum(value for (name, _), value in found.items() if name == "embrace_updates_refused_total") == 1
+    assert found["embrace_rounds_committed_total", ()] == 2
+    assert found["embrace_jobs", ("done",)] == 1
+    assert found["embrace_devices", ()] == found["embrace_devices_present", ()] == 1
+    assert found["embrace_requests_total", ("PUT", "/v1/tasks/{task}/update", "201")] == 2
+    assert found["embrace_received_bytes_total", ()] > 1000
+    assert 1e7 < found["process_resident_memory_bytes", ()] < 1e9
+
+
+def test_rounds_as_csv(server: LiveServer, job: str) -> None:
+    rows = table(server, f"/v1/jobs/{job}/rounds.csv")
+    assert [(row["number"], row["state"], row["updates"], row["loss"]) for row in rows] == [
+        ("0", "committed", "1", "1.5"),
+        ("1", "committed", "1", "1.5"),
+    ]
+    assert all(float(row["seconds"]) >= 0 for row in rows)
+
+
+def test_timings(server: LiveServer, job: str) -> None:
+    rows: list[dict[str, Any]] = server.client(server.admin).get(f"/v1/jobs/{job}/timings").json()
+    assert [row["round"] for row in rows] == [0, 1]
+    assert rows[0]["seconds"] == {"wall": 2.5, "forward": 0.75, "training": 1.0, "other": 0.1}
+    later = server.client(server.admin).get(f"/v1/jobs/{job}/timings", params={"first_round": 1}).json()
+    assert [row["round"] for row in later] == [1]
+
+
+def test_timings_as_csv(server: LiveServer, job: str) -> None:
+    rows = table(server, f"/v1/jobs/{job}/timings.csv")
+    assert [(row["round"], row["wall"], row["forward"], row["backward"]) for row in rows] == [
+        ("0", "2.5", "0.75", ""),
+        ("1", "2.5", "0.75", ""),
+    ]
+    assert rows[0]["boundary"] == "'=1+1"  # no formula for a spreadsheet
+
+
+def test_scores_as_csv(server: LiveServer, job: str) -> None:
+    assert table(server, f"/v1/jobs/{job}/metrics.csv") == []
+
+
+@pytest.mark.parametrize("name", ["rounds.csv", "metrics.csv", "timings", "timings.csv", "events"])
+def test_a_table_of_no_job(server: LiveServer, name: str) -> None:
+    answer = server.client(server.admin).get(f"/v1/jobs/0000/{name}")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_many_timings_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coordinator import views
+    from coordinator.store.database import open_database, sqlite_url
+    from coordinator.store.files import Files
+    from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
+
+    monkeypatch.setattr(views, "UPDATES_AT_ONCE", 7)
+    sessions = open_database(sqlite_url(tmp_path))
+    with sessions.begin() as session:
+        session.add(JobRow(id="j", name="", bundle="", plan={}, state="done", version=0, created_at=0))
+        session.add(DeviceRow(id="d", name="", token_hash="", profile={}, enrolled_at=0, seen_at=0))
+        session.flush()
+        for number in range(5):
+            for slot in range(10):
+                session.add(
+                    UpdateRow(
+                        task=f"j-{number}-{slot}-1", job="j", round=number, slot=slot, device="d", sha256="",
+                        bytes=1, samples=1, weight=1, report={"seconds": "none of these"}, arrived_at=0,
+                    )
+                )  # fmt: skip
+    found = [(row["round"], row["slot"]) for row in views.Views(Files(tmp_path), sessions).timings("j", 1)]
+    assert found == [(number, slot) for number in range(1, 5) for slot in range(10)]
+    sessions.kw["bind"].dispose()
+
+
+def test_a_small_answer_is_not_held_back(server: LiveServer) -> None:
+    """A socket that waits for more to send makes every answer take 40 ms."""
+    client, seconds = server.client("nobody"), []
+    for _ in range(15):
+        began = time.perf_counter()
+        client.get("/healthz")
+        seconds.append(time.perf_counter() - began)
+    assert sorted(seconds)[7] < 0.03

@@ -1,0 +1,188 @@
+"""A coordinator in its own process, a small bundle made without PyTorch, and a device that sends zeros."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from coordinator.admin_client import AdminClient
+from federation import manifest as m
+from federation.bundle_files import file_ref
+from federation.space import Parameter
+from federation.weights import write_weights
+from federation.wire import encode
+from tests.stock_python import ROOT
+
+PATIENCE = 30.0  # seconds until a process that should be there is given up
+
+
+def make_bundle(directory: Path) -> m.Manifest:
+    """Two dense layers. Nobody runs the graphs: a coordinator only serves them."""
+    directory.mkdir(parents=True)
+    for name in ("first.onnx", "second.onnx", "train.first.onnx", "train.second.onnx"):
+        (directory / name).write_bytes(f"graph {name}".encode())
+    shapes = {"first": (("w1", (8, 4)),), "second": (("w2", (3, 8)), ("b2", (3,)))}
+    sides = [m.TensorSpec("float32", (size,)) for size in (4, 8, 3)]
+    layers = tuple(
+        m.Layer(
+            name, sides[i], sides[i + 1], tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
+            8, 32, 0, file_ref(directory, f"{name}.onnx"),
+        )
+        for i, name in enumerate(shapes)
+    )  # fmt: skip
+    boundaries = tuple(
+        m.Boundary(name, i, None, 8, file_ref(directory, f"train.{name}.onnx"), ()) for i, name in enumerate(shapes)
+    )
+    weights = directory / "weights.safetensors"
+    space = m.ParameterSpace([layer.parameters for layer in layers])
+    write_weights(weights, space, np.linspace(-1, 1, space.size, dtype=np.float32))
+    made = m.Manifest(
+        1, "small", m.Source("onnx", "small.onnx"), 18, m.Loss("cross_entropy"), sides[0], m.TensorSpec("int64", ()),
+        sides[2], None, 4, False, layers, boundaries, {"strong": "first", "weak": "second"},
+        file_ref(directory, weights.name),
+    )  # fmt: skip
+    (directory / "manifest.json").write_text(m.dumps(made))
+    return made
+
+
+@dataclass
+class LiveServer:
+    """What a test wants to know about a running coordinator."""
+
+    url: str
+    enrolment: str
+    admin: str
+    process: subprocess.Popen[str]
+    printed: str
+    _log: Path
+    _clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.splitlines()]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        return url.host, url.port or 80
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=10)
+
+    def create_job(self, directory: Path, **plan: Any) -> str:
+        """A job on a new small bundle."""
+        if not directory.is_dir():
+            make_bundle(directory)
+        client = AdminClient(self.url, self.admin)
+        self._clients.append(client._http)
+        digest = client.send_bundle(directory)
+        whole = {"bundle": "small", **plan}
+        return str(client.call("POST", "/jobs", json={"bundle": digest, "plan": whole})["id"])
+
+    def client(self, token: str) -> httpx.Client:
+        made = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+        self._clients.append(made)
+        return made
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def enrol(self, name: str = "device", tier: str = "strong") -> httpx.Client:
+        """A client with the token of a new device."""
+        headers = {"Authorization": f"Bearer {self.enrolment}"}
+        wanted = {"name": name, "profile": {"tier": tier}}
+        answer = httpx.post(f"{self.url}/v1/devices", json=wanted, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return self.client(answer.json()["token"])
+
+    def retire_devices(self) -> None:
+        """No round waits for a device of another test."""
+        with httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.admin}"}) as admin:
+            for device in admin.get("/v1/devices").json():
+                if not device["revoked"]:
+                    admin.delete(f"/v1/devices/{device['id']}").raise_for_status()
+
+    def wait_for_log(self, text: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while text not in self.log:
+            assert time.monotonic() < until, f"{text!r} never came:\n{self.log}"
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+
+def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
+    answer = device.post("/v1/tasks/next", params={"wait": wait})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def zero_update(layer: int = 0) -> bytes:
+    """The body of an update of the small bundle, from a layer on."""
+    space = m.ParameterSpace(
+        [[Parameter("w1", "weight", (8, 4))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
+    )
+    size = sum(space.layer(i).stop - space.layer(i).start for i in range(layer, 2))
+    return b"".join(bytes(part) for part in encode(space, layer, np.zeros(size, np.float32)))
+
+
+def send_update(device: httpx.Client, task: str, report: dict[str, Any] | None = None) -> httpx.Response:
+    told = json.dumps({"samples": 10, "loss": 1.5, **(report or {})})
+    return device.put(f"/v1/tasks/{task}/update", content=zero_update(), headers={"Embrace-Report": told})
+
+
+@contextmanager
+def live_server(directory: Path, *options: str, **settings: object) -> Iterator[LiveServer]:
+    """`embrace serve` on a free port; settings go by the environment. It is ended at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data, log, out = directory / "data", directory / "log", directory / "out"
+    own = {f"EMBRACE_{name.upper()}": str(value) for name, value in settings.items()}
+    with log.open("w") as errors, out.open("w") as screen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "serve", "--data", str(data), "--port", "0", *options],
+            cwd=ROOT, env={**os.environ, "COLUMNS": "300", **own}, stdout=screen, stderr=errors, text=True,
+        )  # fmt: skip
+    try:
+        until = time.monotonic() + PATIENCE
+        while "API documentation" not in (printed := out.read_text()) or "startup complete" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < until, out.read_text() + log.read_text()
+            time.sleep(0.02)
+        url = re.search(r"coordinator: (\S+)", printed)
+        token = re.search(r"embrace_enrol_[\w-]+", printed)
+        assert url and token
+        admin = (data / "admin.token").read_text().strip()
+        running = LiveServer(url[1], token[0], admin, process, printed, log)
+        try:
+            yield running
+        finally:
+            running.close()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
