@@ -1,0 +1,188 @@
+"""A soak: agents that join, leave and crash at random for some minutes, and then an account of every committed round.
+
+    python -m bench.soak --seconds 600 --agents 64
+
+Agents are real processes that speak the real protocol but do not train: an update is a function of its task's name, so
+that afterwards the weights can be computed again from the rounds alone, and have to be the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.admin_client import AdminClient
+from coordinator.aggregate import means, write_version
+from coordinator.plan import plan_from, plan_to
+from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.schema import RoundRow
+from edge_runtime.client import Client, Declined, Unreachable
+from federation.accumulate import Accumulator
+from federation.manifest import Manifest, read_manifest
+from federation.messages import Report
+from federation.space import Vector
+from federation.wire import encode
+
+BUNDLE = Path(__file__).parent / "demo_bundle" / "model"
+LEASE, COHORT = 3.0, 16
+CRASH_BEFORE, CRASH_AFTER, LEAVE = 0.04, 0.04, 0.04  # of each task
+
+
+def update_of(task: str, size: int) -> Vector:
+    """What an agent answers to a task: the same for whoever asks."""
+    seed = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "little")
+    return (np.random.default_rng(seed).standard_normal(size) * 1e-3).astype(np.float32)
+
+
+def agent(server: str, token: str, seed: int) -> None:
+    """One agent: works until it leaves, crashes, or is told to stop."""
+    chance = random.Random(seed)
+    manifest = read_manifest(BUNDLE)
+    tier = chance.choice(["strong", "moderate", "weak"])
+    joining = Client(server, token, patience=120)
+    _, own = joining.enrol(f"soak-{seed}", {"tier": tier})
+    client = Client(server, own, patience=120)
+    while True:
+        offer = client.next_task(5)
+        if offer is None:
+            continue
+        layer = manifest.boundary(offer.work["boundary"]).layer
+        where = manifest.space.suffix(layer)
+        with contextlib.suppress(Declined):
+            for _ in client.weights(offer.job, offer.version, 4 * where.start, 4 * where.stop):
+                pass
+            time.sleep(chance.expovariate(20))
+            if chance.random() < CRASH_BEFORE:
+                os.kill(os.getpid(), signal.SIGKILL)
+            delta = update_of(offer.id, where.stop - where.start)
+            report = Report("done", "", "none", "fast", 0, 1, 1, 10, None, None)
+            client.send_update(offer.id, lambda: encode(manifest.space, layer, delta), report)  # noqa: B023
+            if chance.random() < CRASH_AFTER:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if chance.random() < LEAVE:
+            return
+
+
+def soak(seconds: float, agents: int) -> dict[str, Any]:
+    """Run, stop, and check; the summary says what happened."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "coordinator"
+        server, url = _serve(root)
+        ended: Counter[str] = Counter()
+        fleet: list[subprocess.Popen[bytes]] = []
+        try:
+            admin = AdminClient(url, (root / "admin.token").read_text().strip())
+            plan = {
+                "bundle": str(BUNDLE), "num_rounds": 1_000_000,
+                "participate": {"count": COHORT, "quorum": 0.5, "deadline": 4.0},
+                "bounds": {"lease": LEASE, "offer": LEASE},
+            }  # fmt: skip
+            digest = admin.send_bundle(BUNDLE)
+            job = admin.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan_from(plan))})["id"]
+            token = admin.call("POST", "/enrolments", json={"uses": 100_000, "seconds": 86400})["token"]
+            until, number = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                for child in [child for child in fleet if child.poll() is not None]:
+                    fleet.remove(child)
+                    ended["crashed" if child.returncode == -signal.SIGKILL else "left"] += child.returncode in (0, -9)
+                    ended["failed"] += child.returncode not in (0, -9)
+                if len(fleet) < agents:
+                    command = [sys.executable, "-m", "bench.soak", "--agent", url, token, str(number)]
+                    fleet.append(subprocess.Popen(command))
+                    number += 1
+                time.sleep(0.1)
+            memory = _memory(server.pid)
+            admin.call("POST", f"/jobs/{job}/stop")
+        finally:
+            for child in (*fleet, server):
+                child.terminate()
+            for child in (*fleet, server):
+                child.wait()
+        return {**check(root, job), "agents": number, **ended, "server_peak_bytes": memory, "seconds": seconds}
+
+
+def check(root: Path, job: str) -> dict[str, Any]:
+    """The newest weights, computed again from nothing but the rounds; AssertionError if a bit differs."""
+    manifest = read_manifest(BUNDLE)
+    sessions = open_database(sqlite_url(root))
+    with sessions() as session:
+        rows = session.query(RoundRow).filter_by(job=job, state="committed").order_by(RoundRow.number).all()
+    previous = BUNDLE / manifest.weights.name
+    states: Counter[str] = Counter()
+    for version, row in enumerate(rows, 1):
+        counted = [seat for seat in row.body["slots"] if seat["state"] == "arrived"]
+        states.update(seat["state"] for seat in row.body["slots"])
+        following = root / f"again-{version % 2}.safetensors"
+        total = _total(manifest, job, row.number, row.body["slots"], counted)
+        write_version(previous, following, manifest.space, means(total, manifest.space), 1.0)
+        previous = following
+    found = root / "jobs" / job / "versions" / f"{len(rows)}.safetensors"
+    assert found.read_bytes() == previous.read_bytes(), "the weights are not what the rounds add up to"
+    return {"rounds": len(rows), "adds_up": True, "slots": dict(states)}
+
+
+def _total(manifest: Manifest, job: str, number: int, slots: list[Any], counted: list[Any]) -> Accumulator:
+    draws = float(sum(seat["count"] for seat in slots))
+    total = Accumulator(manifest.space, max_value=64.0, max_weight=draws)
+    for seat in counted:
+        layer = manifest.boundary(seat["member"]["boundary"]).layer
+        where = manifest.space.suffix(layer)
+        task = f"{job}-{number}-{seat['number']}-{len(seat['holders'])}"
+        delta = update_of(task, where.stop - where.start)
+        layers = len(manifest.layers) - layer
+        largest = float(np.abs(delta).max())
+        total.fold(layer, [(where, delta)], float(seat["count"]), [0.0] * layers, largest=largest)
+    return total
+
+
+def _serve(root: Path) -> tuple[subprocess.Popen[bytes], str]:
+    log = root.with_suffix(".log")
+    command = [sys.executable, "-m", "cli.main", "serve", "--data", str(root), "--port", "0", "--log-level", "warning"]
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    while True:
+        lines = [line for line in log.read_text().splitlines() if line.startswith("coordinator: ")]
+        if lines:
+            return server, lines[0].removeprefix("coordinator: ")
+        if server.poll() is not None:
+            raise SystemExit(f"the coordinator did not start: {log.read_text()}")
+        time.sleep(0.05)
+
+
+def _memory(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--agent", nargs=3, metavar=("URL", "TOKEN", "SEED"), help="be one of the agents")
+    given = parser.parse_args()
+    if given.agent:
+        with contextlib.suppress(Unreachable, KeyboardInterrupt):
+            agent(given.agent[0], given.agent[1], int(given.agent[2]))
+        return
+    print(json.dumps(soak(given.seconds, given.agents), indent=2))
+
+
+if __name__ == "__main__":
+    main()
