@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.fleet_processes import COORDINATOR, Processes, undisturbed
 from coordinator.admin_client import AdminClient
 from edge_runtime.budget import parse_size
 from edge_runtime.data import Samples, from_arrays
@@ -44,15 +40,10 @@ SHIPPED = Path(__file__).parent / "demo_bundle"
 NEEDED = ("fastapi", "sqlalchemy", "uvicorn")  # by the coordinator, which is another process
 STEPS, BATCH, RATE, MOMENTUM = 40, 32, 0.02, 0.9
 OTHER_RATES = (0.1, 0.3)  # for a device alone: the frozen layers of an untrained network call for larger steps
+POLL, PATIENCE = 0.1, 90.0  # seconds: between looks, without any progress
 QUORUM = 3
-COORDINATOR = "coordinator"  # the name of its process and of its directory
 ALPHA, SEED = 0.5, 2  # of the split
 HELD_OUT = 5  # every fifth image of each digit
-POLL, PATIENCE, GOODBYE = 0.1, 90.0, 2.0  # seconds: between looks, without any progress, for a process to end
-# `embrace`, as a device has it: without torch and onnx, which onnxruntime-training loads wherever it finds them, and
-# which would take three seconds and 180 MB in each process.
-HEAVY = ("torch", "onnx")
-PROGRAM = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); from cli.main import main; main()"
 
 JOB = f"""\
 bundle = "digits"
@@ -196,7 +187,7 @@ def workspace(keep: Path | None) -> Iterator[Path]:
         raise
     finally:
         if keep is None and not failed:
-            with _undisturbed():
+            with undisturbed():
                 shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -257,62 +248,6 @@ class Lookout:
 
     def start(self) -> None:
         self.rounds.append(RoundResult(0, self.score(self._first)))
-
-
-class Processes:
-    """Children that do not outlive the `with` block."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with _undisturbed():
-            for process in reversed(self.running.values()):  # agents first: the coordinator waits for their requests
-                process.terminate()
-            until = time.monotonic() + GOODBYE
-            for process in reversed(self.running.values()):
-                try:
-                    process.wait(max(0.0, until - time.monotonic()))
-                except subprocess.TimeoutExpired:  # it never loses anything, however it ends
-                    process.kill()
-                    process.wait()
-
-    def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """`embrace ARGUMENTS`, in a session of its own: Ctrl-C is for the demo, which ends the others in order."""
-        root = str(Path(__file__).resolve().parents[1])
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("EMBRACE_")}
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        with self.output(name).open("wb") as out, self.log(name).open("wb") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *arguments],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True,
-                env={**inherited, "PYTHONPATH": path, **environment},
-            )  # fmt: skip
-        return self.running[name]
-
-    def output(self, name: str) -> Path:
-        return self.directory / f"{name}.out"
-
-    def log(self, name: str) -> Path:
-        return self.directory / f"{name}.log"
-
-    def ended(self, name: str) -> str:
-        """How a process ended, in words; '' while it runs, and for an agent that has done its tasks."""
-        code = self.running[name].poll()
-        if code is None or (code == 0 and name != COORDINATOR):
-            return ""
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = self.last_words(name)
-        return f"{name} {how}{f': {last}' if last else ''}"
-
-    def last_words(self, name: str) -> str:
-        """The last line of a log."""
-        lines = self.log(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
 
 
 class Fleet:
@@ -480,17 +415,3 @@ def _device_result(manifest: Manifest, member: Member, share: Digits, fleet: Fle
         alone=alone,
         ended=fleet.lost.get(member.name, ""),
     )
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Cleaning up takes a moment; a second Ctrl-C in it must not leave anything behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
