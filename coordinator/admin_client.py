@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ class AdminClient:
     def __init__(self, server: str, token: str, *, verify: str | bool = True) -> None:
         headers = {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=server, headers=headers, timeout=TIMEOUT, verify=verify)
+
+    def close(self) -> None:
+        self._http.close()
 
     def call(self, method: str, path: str, **options: Any) -> Any:
         """The answer as parsed JSON; an error says what the coordinator said."""
@@ -60,25 +64,27 @@ class AdminClient:
 
     def events(self, job: str, after: int = 0) -> Iterator[dict[str, Any]]:
         """What happens, as it happens, until the job is over."""
-        try:
-            with self._http.stream("GET", f"/v1/jobs/{job}/events", params={"after": after}) as answer:
-                if answer.status_code >= 400:
-                    answer.read()
-                    raise InputError(_detail(answer))
-                for line in answer.iter_lines():
-                    if line.startswith("data: "):
-                        yield json.loads(line.removeprefix("data: "))
-        except httpx.TransportError as error:
-            raise EmbraceError(f"{self._http.base_url} cannot be reached: {error}") from None
+        with self._stream(f"/v1/jobs/{job}/events", after=after) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
 
     def save_weights(self, job: str, version: int, path: Path) -> None:
         """The weights of a version, to a file."""
-        with self._http.stream("GET", f"/v1/jobs/{job}/versions/{version}/file") as answer, path.open("wb") as file:
-            if answer.status_code >= 400:
-                answer.read()
-                raise InputError(_detail(answer))
+        with self._stream(f"/v1/jobs/{job}/versions/{version}/file") as answer, path.open("wb") as file:
             for chunk in answer.iter_bytes(_CHUNK):
                 file.write(chunk)
+
+    @contextmanager
+    def _stream(self, path: str, **params: int) -> Iterator[httpx.Response]:
+        try:
+            with self._http.stream("GET", path, params=params) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise InputError(_detail(answer))
+                yield answer
+        except httpx.TransportError as error:
+            raise EmbraceError(f"{self._http.base_url} cannot be reached: {error}") from None
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -198,7 +198,9 @@ def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect
 
 
 def encode(round: Round) -> dict[str, Any]:
-    return asdict(round)
+    """`asdict`, without its copy of every value: this is done for every fact of a round, and a round has many seats."""
+    slots = tuple({**vars(seat), "member": dict(vars(seat.member))} for seat in round.slots)
+    return {**vars(round), "slots": slots}
 
 
 def decode(data: Mapping[str, Any]) -> Round:

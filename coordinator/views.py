@@ -38,7 +38,7 @@ class Views:
     def __init__(self, files: Files, sessions: Sessions) -> None:
         self.files, self.sessions = files, sessions
         self._graphs: dict[str, Path] = {}
-        self._largest: dict[str, int] = {}
+        self._manifests: dict[str, Manifest] = {}  # of bundles, which never change
 
     def jobs(self) -> list[dict[str, Any]]:
         with self.sessions() as session:
@@ -84,7 +84,12 @@ class Views:
         path = self.files.version(job, version)
         if row is None or not 0 <= version <= row.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
-        return path, read_manifest(self.files.bundle(row.bundle))
+        return path, self._manifest(row.bundle)
+
+    def _manifest(self, bundle: str) -> Manifest:
+        if bundle not in self._manifests:
+            self._manifests[bundle] = read_manifest(self.files.bundle(bundle))
+        return self._manifests[bundle]
 
     def bundle_file(self, digest: str, name: str) -> Path:
         return self.files.bundle(digest) / name
@@ -168,10 +173,8 @@ class Views:
             row = session.get(JobRow, task.partition("-")[0])
         if row is None:
             raise NotFound(f"there is no task {task!r}")
-        if row.bundle not in self._largest:
-            space = read_manifest(self.files.bundle(row.bundle)).space
-            self._largest[row.bundle] = 8 + 4 * len(header(space)) + 4096 + 4 * space.size
-        return self._largest[row.bundle]
+        space = self._manifest(row.bundle).space
+        return 8 + 4 * len(header(space)) + 4096 + 4 * space.size
 
 
 def _timing(row: UpdateRow) -> dict[str, Any]:

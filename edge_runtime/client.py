@@ -73,6 +73,8 @@ class Client:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise InputError(f"{server!r} is no address of a server: {error}") from None
+        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
+            raise InputError(f"{server!r} is no address of a server: expected something like http://HOST:8470")
         self._patience, self._sleep = patience, sleep
 
     def close(self) -> None:

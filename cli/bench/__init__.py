@@ -6,9 +6,11 @@ import typer
 
 from cli.bench.latency import latency
 from cli.bench.memory import memory
+from cli.bench.server import server
 from cli.bench.step import step
 
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 bench.command()(step)
 bench.command()(latency)
 bench.command()(memory)
+bench.command()(server)

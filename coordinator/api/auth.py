@@ -15,12 +15,13 @@ _bearer = HTTPBearer(auto_error=False, description="A token made by 'embrace ser
 Given = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-def get_coordinator(request: Request) -> Coordinator:
+# Whatever does not wait is a coroutine: FastAPI gives every other dependency a turn in a thread.
+async def get_coordinator(request: Request) -> Coordinator:
     found: Coordinator = request.app.state.coordinator
     return found
 
 
-def get_registry(request: Request) -> Registry:
+async def get_registry(request: Request) -> Registry:
     found: Registry = request.app.state.registry
     return found
 
@@ -29,7 +30,7 @@ Service = Annotated[Coordinator, Depends(get_coordinator)]
 Known = Annotated[Registry, Depends(get_registry)]
 
 
-def given_token(given: Given) -> str:
+async def given_token(given: Given) -> str:
     if given is None:
         raise NotAllowed("this needs a token: Authorization: Bearer TOKEN")
     return given.credentials

@@ -147,7 +147,7 @@ def get_weights(
     """The whole file, any byte range of it (Range), or the layers [from_layer, to_layer) as safetensors."""
     path, manifest = service.version_file(job, version)
     if from_layer is None and to_layer is None:
-        return FileResponse(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
+        return _File(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
     space = manifest.space
     first, end = from_layer or 0, to_layer or len(space.layers)
     if not 0 <= first < end <= len(space.layers):
@@ -155,6 +155,12 @@ def get_weights(
     vector = map_weights(path, space)[space.layer(first).start : space.layer(end - 1).stop]
     body = (bytes(part) for part in encode(space, first, vector, end=end))
     return StreamingResponse(body, media_type="application/octet-stream")
+
+
+class _File(FileResponse):
+    """A large file: every piece is read in a thread, so that they should not be many."""
+
+    chunk_size = 1 << 18
 
 
 def _immutable(path: Any, digest: str) -> FileResponse:

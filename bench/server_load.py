@@ -1,0 +1,158 @@
+"""Simulated devices: they fetch the weights and send an update, over sockets, and do nothing in between.
+
+One event loop and plain sockets, so that the load costs little beside the server that is measured. A body is one piece
+of memory that all devices send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from federation.errors import EmbraceError
+
+HOST = "127.0.0.1"
+WAIT, POLL = 30.0, 0.02  # seconds: for a task, between two looks at the job
+_CHUNK = 1 << 18
+
+
+class LoadError(EmbraceError):
+    """The server did not do what it has to."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    body: bytes  # of JSON; of weights only the length is of interest
+    size: int
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Connection:
+    """HTTP/1.1 to this machine, as far as it is needed here: every answer has a length."""
+
+    def __init__(self, port: int, token: str = "") -> None:
+        self._port = port
+        self._common = f"Host: {HOST}:{port}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
+
+    async def __aenter__(self) -> Connection:
+        self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(_CHUNK))
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await self._loop.sock_connect(self._socket, (HOST, self._port))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def ask(self, what: str, headers: str = "", body: memoryview | None = None) -> Answer:
+        """`what` is a method and a path. Anything but success is an error."""
+        length = f"Content-Length: {len(body)}\r\n" if body is not None else "Content-Length: 0\r\n"
+        await self._loop.sock_sendall(self._socket, f"{what} HTTP/1.1\r\n{self._common}{headers}{length}\r\n".encode())
+        if body is not None:
+            await self._loop.sock_sendall(self._socket, body)
+        answer = await self._answer(what)
+        if answer.status >= 300:
+            raise LoadError(f"{what}: the server answered {answer.status}: {answer.body[:300]!r}")
+        return answer
+
+    async def _answer(self, what: str) -> Answer:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += await self._read(what)
+        head, _, body = head.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        size, kept = len(body), "json" in fields.get("content-type", "")
+        while size < int(fields.get("content-length", "0")):
+            part = await self._read(what)
+            size += len(part)
+            if kept:
+                body += part
+        return Answer(int(first.split(" ")[1]), body, size)
+
+    async def _read(self, what: str) -> memoryview:
+        """What has come; good until the next time."""
+        count = await self._loop.sock_recv_into(self._socket, self._buffer)
+        if not count:
+            raise LoadError(f"{what}: the server closed the connection")
+        return self._buffer[:count]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every device sends, and how many of them are transferring at the same time."""
+
+    body: bytes
+    at_once: int
+
+
+async def baseline_round(port: int, load: Load, devices: int) -> None:
+    """A round of the baseline, from the first download to the new weights."""
+    gate = asyncio.Semaphore(load.at_once)
+
+    async def device() -> None:
+        async with gate, Connection(port) as server:
+            await server.ask("GET /weights")
+            await server.ask("PUT /update", body=memoryview(load.body))
+
+    await _all([device() for _ in range(devices)])
+    async with Connection(port) as server:
+        await server.ask("POST /close")
+
+
+async def embrace_round(
+    port: int, load: Load, devices: Sequence[str], headers: str, admin: str, job: str, version: int
+) -> None:
+    """A round of a job, from the first request for a task to the version that comes after `version`."""
+    gate = asyncio.Semaphore(load.at_once)
+
+    async def device(token: str) -> None:
+        task = await _task(port, token)
+        async with gate, Connection(port, token) as server:
+            found = await server.ask(f"GET /v1/jobs/{task['job']}/versions/{task['version']}/weights")
+            if found.size != len(load.body):
+                raise LoadError(f"the weights have {found.size} bytes; expected {len(load.body)}")
+            await server.ask(f"PUT /v1/tasks/{task['id']}/update", headers, memoryview(load.body))
+
+    await _all([device(token) for token in devices])
+    async with Connection(port, admin) as server:
+        while (state := await _state(server, job))["version"] <= version:
+            if state["state"] not in ("running", "done"):
+                raise LoadError(f"the job is {state['state']}: {state['message']}")
+            await asyncio.sleep(POLL)
+
+
+async def _state(server: Connection, job: str) -> dict[str, Any]:
+    """From the list of jobs: alone a job comes with every seat of its round."""
+    jobs: list[dict[str, Any]] = (await server.ask("GET /v1/jobs")).json()
+    return next(found for found in jobs if found["id"] == job)
+
+
+async def _task(port: int, token: str) -> Any:
+    """A task; asked for on a connection of its own, because a device that waits for its turn would lose it."""
+    async with Connection(port, token) as server:
+        while (answer := await server.ask(f"POST /v1/tasks/next?wait={WAIT:g}")).status == 204:
+            pass
+    return answer.json()
+
+
+async def _all(devices: Sequence[Any]) -> None:
+    """Everybody; the first that fails ends the others."""
+    tasks = [asyncio.ensure_future(device) for device in devices]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
