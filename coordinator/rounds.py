@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -197,10 +197,13 @@ def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect
     return round, (*effects, *more)
 
 
+_FIELDS: Final = tuple(field.name for field in fields(Round))
+
+
 def encode(round: Round) -> dict[str, Any]:
     """`asdict`, without its copy of every value: this is done for every fact of a round, and a round has many seats."""
     slots = tuple({**vars(seat), "member": dict(vars(seat.member))} for seat in round.slots)
-    return {**vars(round), "slots": slots}
+    return {**{name: getattr(round, name) for name in _FIELDS}, "slots": slots}
 
 
 def decode(data: Mapping[str, Any]) -> Round:
