@@ -1,0 +1,339 @@
+"""A coordinator without training: a small hand-made model, devices whose updates are a function of their tasks.
+
+The graphs of the model are a few bytes that nobody runs. What a device sends depends on the layer, the round and the
+seat alone, so that an interrupted job and an undisturbed one can be compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+
+from coordinator.plan import plan_from
+from coordinator.registry import Registry
+from coordinator.server import Server
+from coordinator.service import Coordinator, TaskOffer
+from coordinator.settings import Settings
+from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.files import Files
+from federation.axes.cover import DeviceProfile
+from federation.bundle_files import file_ref
+from federation.manifest import (
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    Boundary,
+    FileRef,
+    Layer,
+    Loss,
+    Manifest,
+    Source,
+    TensorSpec,
+    dumps,
+)
+from federation.messages import Report
+from federation.space import Parameter, Vector
+from federation.weights import map_weights, write_weights
+from federation.wire import encode
+
+ROOT = Path(__file__).resolve().parents[2]
+TIERS = ("strong", "moderate", "weak")
+BOUNDARIES = ("stem", "body", "head")  # the layers 0, 1 and 2
+
+
+def write_bundle(directory: Path, width: int = 3) -> tuple[str, Manifest]:
+    """(digest, manifest) of a model with three layers; the first has statistics, the last 2·width + 2 elements."""
+    directory.mkdir(parents=True)
+    one = TensorSpec("float32", (1,))
+    parameters = (
+        (Parameter("stem.w", "weight", (2, width)), Parameter("stem.mean", "statistic", (2,))),
+        (Parameter("body.w", "weight", (5,)),),
+        (Parameter("head.w", "weight", (2, width)), Parameter("head.b", "weight", (2,))),
+    )
+
+    def file(name: str) -> FileRef:
+        (directory / name).write_bytes(f"graph {name} of width {width}".encode())
+        return file_ref(directory, name)
+
+    layers = tuple(
+        Layer(name, one, one, own, activations=10, macs=1, dropouts=0, forward=file(f"{name}.onnx"))
+        for name, own in zip(BOUNDARIES, parameters)
+    )
+    boundaries = tuple(
+        Boundary(name, number, None, 10 * (3 - number), file(f"train.{name}.onnx"), ())
+        for number, name in enumerate(BOUNDARIES)
+    )
+    missing = FileRef(WEIGHTS_NAME, "0" * 64, 0)
+    manifest = Manifest(
+        1, "tiny", Source("onnx", "none"), 17, Loss("cross_entropy"), one, one, one, None, 4, False, layers, boundaries,
+        dict(zip(TIERS, BOUNDARIES)), missing,
+    )  # fmt: skip
+    space = manifest.space
+    write_weights(directory / WEIGHTS_NAME, space, np.random.default_rng(1).normal(size=space.size).astype(np.float32))
+    manifest = replace(manifest, weights=file_ref(directory, WEIGHTS_NAME))
+    text = dumps(manifest).encode()
+    (directory / MANIFEST_NAME).write_bytes(text)
+    return hashlib.sha256(text).hexdigest(), manifest
+
+
+def place_bundle(root: Path, width: int = 3) -> tuple[str, Manifest]:
+    """The same, where a coordinator keeps its bundles."""
+    draft = root / "bundles" / "new"
+    digest, manifest = write_bundle(draft, width)
+    draft.rename(root / "bundles" / digest)
+    return digest, manifest
+
+
+def task_parts(task: str) -> tuple[int, int, int]:
+    """(round, seat, attempt)"""
+    number, seat, attempt = map(int, task.split("-")[1:])
+    return number, seat, attempt
+
+
+def suffix_of(manifest: Manifest, offer: Any) -> slice:
+    return manifest.space.suffix(manifest.boundary(offer.work["boundary"]).layer)
+
+
+def scripted(manifest: Manifest, offer: Any) -> Vector:
+    """What a device sends for a task: a function of layer, round and seat, whoever does it."""
+    layer = manifest.boundary(offer.work["boundary"]).layer
+    number, seat, _ = task_parts(offer.id)
+    where = suffix_of(manifest, offer)
+    return np.random.default_rng([layer, number, seat]).normal(0, 0.1, where.stop - where.start).astype(np.float32)
+
+
+def body_of(manifest: Manifest, offer: Any, vector: Vector | None = None) -> bytes:
+    vector = scripted(manifest, offer) if vector is None else vector
+    layer = manifest.boundary(offer.work["boundary"]).layer
+    return b"".join(bytes(part) for part in encode(manifest.space, layer, vector))
+
+
+class World:
+    """A coordinator whose clock stands still unless it is moved, and its devices. No HTTP."""
+
+    def __init__(self, root: Path, *, width: int = 3, reached: Callable[[str], None] = lambda point: None) -> None:
+        self.root, self.now, self.reached = root, 1_000_000.0, reached
+        self.files = Files(root)
+        self.bundle, self.manifest = place_bundle(root, width)
+        self.begin()
+
+    def begin(self) -> None:
+        """Start, or start again after `end`."""
+        self.sessions = open_database(sqlite_url(self.root))
+        self.registry = Registry(self.sessions, lambda: self.now)
+        self.coordinator = Coordinator(self.files, self.sessions, clock=lambda: self.now, reached=self.reached)
+        self.coordinator.start()
+
+    def end(self) -> None:
+        self.coordinator.stop()
+        self.sessions.kw["bind"].dispose()
+
+    def restart(self) -> None:
+        self.end()
+        self.begin()
+
+    def job(self, **plan: Any) -> str:
+        return self.coordinator.create_job(plan_from({"bundle": "tiny", **plan}), self.bundle)
+
+    def device(self, tier: str | None = "strong", **profile: Any) -> str:
+        found, _ = self.registry.enrol(self.registry.invite(1, 60), "device", DeviceProfile(tier=tier, **profile))
+        return found
+
+    def fleet(self, *tiers: str) -> list[str]:
+        return [self.device(tier) for tier in tiers]
+
+    def poll(self, device: str) -> TaskOffer | None:
+        return self.coordinator.next_task(device)
+
+    def offers(self, devices: list[str]) -> dict[str, TaskOffer]:
+        """A task for everybody: the last one to come makes the round start, so all are asked twice."""
+        for device in devices:
+            self.poll(device)
+        found = {device: self.poll(device) for device in devices}
+        return {device: offer for device, offer in found.items() if offer is not None}
+
+    def send(
+        self, device: str, offer: TaskOffer, vector: Vector | None = None, samples: Any = 1, **report: Any
+    ) -> None:
+        """An update, as the API hands it over."""
+        receiving = self.coordinator.receive(device, offer.id)
+        body = body_of(self.manifest, offer, vector)
+        try:
+            receiving.path.write_bytes(body)
+            receiving.decoder.feed(body)
+            checked = receiving.decoder.finish()
+        except BaseException:
+            receiving.path.unlink(missing_ok=True)
+            raise
+        sha256 = hashlib.sha256(body).hexdigest()
+        self.coordinator.accept(device, receiving, checked, sha256, {"samples": samples, **report})
+
+    def settle(self) -> None:
+        """Until everything that was accepted is folded, and whatever followed is done."""
+        done = threading.Event()
+        self.coordinator._work.put(done.set)
+        assert done.wait(30)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+        self.coordinator.tick()
+        self.settle()
+
+    def round(self, devices: list[str], **report: Any) -> dict[str, TaskOffer]:
+        """A whole round in which everybody answers."""
+        offers = self.offers(devices)
+        for device, offer in offers.items():
+            self.send(device, offer, **report)
+        self.settle()
+        return offers
+
+    def weights(self, job: str, version: int | None = None) -> Vector:
+        version = self.state(job)["version"] if version is None else version
+        return np.array(map_weights(self.files.version(job, version), self.manifest.space))
+
+    def state(self, job: str) -> dict[str, Any]:
+        return self.coordinator.job(job)
+
+    def kinds(self, job: str) -> list[str]:
+        return [event["kind"] for event in self.coordinator.events(job, 0)[0]]
+
+    def spool(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "spool").iterdir())
+
+
+def mean_oracle(manifest: Manifest, updates: list[tuple[int, float, Vector]]) -> tuple[Vector, np.ndarray]:
+    """(mean in double precision, which elements were trained) of (first layer, weight, values): two passes."""
+    space = manifest.space
+    rows = np.zeros((len(updates), space.size))
+    weights = np.zeros((len(updates), space.size))
+    for row, weight, (first, w, values) in zip(rows, weights, updates):
+        row[space.suffix(first)] = values
+        weight[space.suffix(first)] = w
+    total = weights.sum(axis=0)
+    return (rows * weights).sum(axis=0) / np.where(total > 0, total, 1), total > 0
+
+
+# --- over HTTP -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Site:
+    """A server in a thread of this process, on a socket."""
+
+    url: str
+    server: Server
+    admin: str
+    directory: Path
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+
+    def enrol(self, tier: str = "strong", name: str = "a device") -> tuple[str, str]:
+        """(id, token) of a new device."""
+        known = self.server.registry
+        return known.enrol(known.invite(1, 60), name, DeviceProfile(tier=tier))
+
+    def settle(self) -> None:
+        done = threading.Event()
+        self.server.coordinator._work.put(done.set)
+        assert done.wait(30)
+
+    def spool(self) -> list[Path]:
+        return sorted((self.directory / "spool").iterdir())
+
+
+@contextmanager
+def serving(directory: Path, **settings: Any) -> Iterator[Site]:
+    """A real server on a free port of this machine, until the block ends."""
+    server = Server(directory, Settings(port=0, requests_per_second=10_000, **settings))
+    admin = server.registry.set_admin_token() or ""
+    bound = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(server.app, log_config=None, access_log=False, lifespan="on", ws="none")
+    process = uvicorn.Server(config)
+    thread = threading.Thread(target=process.run, kwargs={"sockets": [bound]}, daemon=True)
+    thread.start()
+    while not process.started and thread.is_alive():
+        time.sleep(0.01)
+    assert process.started
+    try:
+        yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", server, admin, directory)
+    finally:
+        server.app.state.leaving.set()
+        server.coordinator.release()
+        process.should_exit = True
+        thread.join(30)
+        bound.close()
+        server.coordinator.sessions.kw["bind"].dispose()
+        assert not thread.is_alive()
+
+
+# --- in a process of its own -----------------------------------------------------------------------
+
+_SERVE = """
+import os, signal, sys
+from pathlib import Path
+from coordinator.server import Server
+from coordinator.settings import Settings
+
+directory, port, point, times = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+seen = 0
+
+def reached(name):
+    global seen
+    seen += name == point
+    if name == point and seen == times:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+settings = Settings(port=port, requests_per_second=10_000, log_level="error")
+Server(directory, settings, reached=reached).run(lambda url: print(url, flush=True))
+"""
+
+
+def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(directory), str(port), point, str(times)],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    while True:  # it listens before it has taken up what was going on
+        if point and process.poll() == -signal.SIGKILL:  # it reached its point while it took up what was going on
+            return process, url
+        assert url and process.poll() is None, "the server did not start"
+        with contextlib.suppress(httpx.TransportError):
+            httpx.get(f"{url}/healthz").raise_for_status()
+            return process, url
+        time.sleep(0.02)
+
+
+def end_process(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(30)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def report_of(offer: Any, samples: int = 1) -> Report:
+    boundary = offer.work["boundary"]
+    return Report("done", boundary, "portable", "fast", offer.work["round"], 1, 1, samples, 1.0, 1.0)
+
+
+def report_header(samples: Any = 1, **more: Any) -> dict[str, str]:
+    return {"Embrace-Report": json.dumps({"samples": samples, **more})}

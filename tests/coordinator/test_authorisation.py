@@ -1,0 +1,170 @@
+"""Every route with every kind of credential. A route that is not in the table fails the first test."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from coordinator import rounds
+from coordinator.cohort import Cohort, LeaseTaken, Member, Seat
+from coordinator.plan import plan_from
+from coordinator.server import Server
+from coordinator.settings import Settings
+from federation.wire import encode
+from tests.coordinator.harness import Site, report_header
+
+
+@dataclass
+class Cast:
+    """Everybody who could ask, and what there is to ask for."""
+
+    site: Site
+    tokens: dict[str, str]
+    bundle: str
+    graph: str
+    job: str
+    task: str
+    body: bytes
+
+
+Example = Callable[[Cast], tuple[str, dict[str, Any]]]  # path and options of a request that is right
+# operation -> who may do it, and an example
+ROUTES: dict[str, tuple[str, Example]] = {
+    "GET /healthz": ("anybody", lambda c: ("/healthz", {})),
+    "GET /readyz": ("anybody", lambda c: ("/readyz", {})),
+    "GET /metrics": ("anybody", lambda c: ("/metrics", {})),
+    "POST /v1/devices": ("enrolment", lambda c: ("/v1/devices", {"json": {"name": "new"}})),
+    "PUT /v1/devices/me/profile": ("device", lambda c: ("/v1/devices/me/profile", {"json": {"tier": "strong"}})),
+    "POST /v1/tasks/next": ("device", lambda c: ("/v1/tasks/next?wait=0", {})),
+    "PUT /v1/tasks/{task}/update": (
+        "device",
+        lambda c: (f"/v1/tasks/{c.task}/update", {"content": c.body, "headers": report_header()}),
+    ),
+    "POST /v1/tasks/{task}/failure": (
+        "device",
+        lambda c: (f"/v1/tasks/{c.task}/failure", {"json": {"reason": "failed"}}),
+    ),
+    "GET /v1/bundles/{digest}/manifest": ("device", lambda c: (f"/v1/bundles/{c.bundle}/manifest", {})),
+    "GET /v1/graphs/{sha256}": ("device", lambda c: (f"/v1/graphs/{c.graph}", {})),
+    "GET /v1/jobs/{job}/versions/{version}/weights": ("device", lambda c: (f"/v1/jobs/{c.job}/versions/0/weights", {})),
+    "POST /v1/enrolments": ("admin", lambda c: ("/v1/enrolments", {"json": {}})),
+    "GET /v1/devices": ("admin", lambda c: ("/v1/devices", {})),
+    "DELETE /v1/devices/{device}": ("admin", lambda c: (f"/v1/devices/{c.site.enrol()[0]}", {})),
+    "PUT /v1/bundles/{digest}/files/{name}": (
+        "admin",
+        lambda c: (f"/v1/bundles/{'e' * 64}/files/some.onnx", {"content": b"graph"}),
+    ),
+    "POST /v1/bundles/{digest}": ("admin", lambda c: (f"/v1/bundles/{c.bundle}", {})),
+    "GET /v1/jobs": ("admin", lambda c: ("/v1/jobs", {})),
+    "POST /v1/jobs": ("admin", lambda c: ("/v1/jobs", {"json": {"bundle": c.bundle, "plan": {"bundle": "x"}}})),
+    "GET /v1/jobs/{job}": ("admin", lambda c: (f"/v1/jobs/{c.job}", {})),
+    "POST /v1/jobs/{job}/{action}": ("admin", lambda c: (f"/v1/jobs/{another_job(c)}/stop", {})),
+    "GET /v1/jobs/{job}/versions/{version}/file": ("admin", lambda c: (f"/v1/jobs/{c.job}/versions/0/file", {})),
+    "GET /v1/jobs/{job}/rounds": ("admin", lambda c: (f"/v1/jobs/{c.job}/rounds", {})),
+    "GET /v1/jobs/{job}/rounds.csv": ("admin", lambda c: (f"/v1/jobs/{c.job}/rounds.csv", {})),
+    "GET /v1/jobs/{job}/metrics": ("admin", lambda c: (f"/v1/jobs/{c.job}/metrics", {})),
+    "GET /v1/jobs/{job}/metrics.csv": ("admin", lambda c: (f"/v1/jobs/{c.job}/metrics.csv", {})),
+    "GET /v1/jobs/{job}/timings": ("admin", lambda c: (f"/v1/jobs/{c.job}/timings", {})),
+    "GET /v1/jobs/{job}/timings.csv": ("admin", lambda c: (f"/v1/jobs/{c.job}/timings.csv", {})),
+    "GET /v1/jobs/{job}/events": ("admin", lambda c: (f"/v1/jobs/{stopped_job(c)}/events", {})),
+}
+KINDS = ("admin", "device", "enrolment", "other device", "revoked device", "stranger", "nobody", "wrong scheme")
+
+
+def another_job(cast: Cast) -> str:
+    return cast.site.server.coordinator.create_job(plan_from({"bundle": "x"}), cast.bundle)
+
+
+def stopped_job(cast: Cast) -> str:
+    job = another_job(cast)
+    cast.site.server.coordinator.set_state(job, "stopped")
+    return job
+
+
+def another_task(cast: Cast) -> str:
+    """A task that the device holds, of a job of its own; whoever else is there plays no part."""
+    job = another_job(cast)
+    service = cast.site.server.coordinator
+    device = cast.site.server.registry.device_of(cast.tokens["device"])
+    seat = Seat(0, Member(device, "stem", 3))
+    with service._lock, service._transaction(runner := service._runners[job]) as session:
+        service._advance(session, runner, rounds.DevicesAvailable(cohort=Cohort((seat,), 1, 1)))
+        service._advance(session, runner, LeaseTaken(device, 0))
+    return f"{job}-0-0-1"
+
+
+@pytest.fixture(scope="module")
+def cast(site: Site) -> Cast:
+    service, known = site.server.coordinator, site.server.registry
+    bundle, manifest = site.bundle, site.manifest  # type: ignore[attr-defined]
+    revoked, old = site.enrol()
+    service.revoke(revoked)
+    tokens = {
+        "admin": site.admin, "device": site.enrol()[1], "other device": site.enrol()[1], "revoked device": old,
+        "enrolment": known.invite(10, 60), "stranger": "embrace_admin_" + secrets.token_urlsafe(32),
+    }  # fmt: skip
+    body = b"".join(bytes(part) for part in encode(manifest.space, 0, np.zeros(manifest.space.size, np.float32)))
+    found = Cast(site, tokens, bundle, manifest.boundaries[0].train.sha256, "", "", body)
+    found.task = another_task(found)
+    found.job = found.task.partition("-")[0]
+    return found
+
+
+def ask(cast: Cast, route: str, kind: str) -> httpx.Response:
+    path, options = ROUTES[route][1](cast)
+    headers = dict(options.pop("headers", {}))
+    if kind == "wrong scheme":
+        headers["Authorization"] = f"Basic {cast.tokens[ROUTES[route][0]]}"
+    elif kind != "nobody":
+        headers["Authorization"] = f"Bearer {cast.tokens[kind]}"
+    with httpx.Client(base_url=cast.site.url, timeout=30) as client:
+        return client.request(route.partition(" ")[0], path, headers=headers, **options)
+
+
+def test_the_table_has_every_route(tmp_path) -> None:
+    server = Server(tmp_path, Settings())
+    described = server.app.openapi()["paths"]
+    found = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
+    assert found == ROUTES.keys()
+    secured = {
+        f"{m.upper()} {path}" for path, all_ in described.items() for m, one in all_.items() if "security" in one
+    }
+    assert secured == {route for route, (who, _) in ROUTES.items() if who != "anybody"}
+    server.coordinator.sessions.kw["bind"].dispose()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_who_may_is_served(cast: Cast, route: str) -> None:
+    who = ROUTES[route][0]
+    held, cast.task = cast.task, another_task(cast) if "{task}" in route else cast.task
+    try:
+        answer = ask(cast, route, "nobody" if who == "anybody" else who)
+    finally:
+        cast.task = held
+    assert answer.is_success, (answer.status_code, answer.text)
+
+
+@pytest.mark.parametrize("route", [route for route, (who, _) in ROUTES.items() if who != "anybody"])
+def test_nobody_else_is(cast: Cast, route: str) -> None:
+    who = ROUTES[route][0]
+    refused = [kind for kind in KINDS if kind != who]
+    if who == "device" and "{task}" not in route:
+        refused.remove("other device")
+    for kind in refused:
+        answer = ask(cast, route, kind)
+        foreign = who == "device" and kind == "other device"
+        assert answer.status_code == (404 if foreign else 401), kind  # whose task it is, is nobody's business
+        assert foreign or answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["status"] == answer.status_code and answer.json()["title"] and answer.json()["detail"]
+        assert not [token for token in cast.tokens.values() if token in answer.text]
+    found = cast.site.server.coordinator.job(cast.job)
+    assert found["state"] == "running" and found["version"] == 0  # and nothing has changed
+    assert found["round"]["body"]["slots"][0]["state"] == "leased"
+    assert cast.site.spool() == []

@@ -1,0 +1,211 @@
+"""The agent against a real coordinator: what it sends is what training gives, and no task is the end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from coordinator.plan import plan_from
+from edge_runtime.agent import Agent, Device
+from edge_runtime.client import Client, Declined
+from edge_runtime.data import from_arrays
+from edge_runtime.layers import BundleSource
+from edge_runtime.remote import RemoteBundle
+from edge_runtime.trainer import Received, Trainer
+from federation.bundle_files import file_ref
+from federation.errors import OutOfMemory
+from federation.manifest import MANIFEST_NAME
+from federation.messages import Report, decode_task
+from federation.weights import map_weights
+from tests.coordinator.harness import Site, serving
+
+LOCAL = {"steps": 5, "batch": 16, "rate": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, digits) -> Iterator[Site]:
+    with serving(tmp_path_factory.mktemp("site")) as found:
+        digest = file_ref(digits.directory, MANIFEST_NAME).sha256
+        shutil.copytree(digits.directory, found.directory / "bundles" / digest)
+        found.bundle = digest  # type: ignore[attr-defined]
+        yield found
+
+
+@pytest.fixture
+def make_job(site: Site) -> Iterator[Callable[..., str]]:
+    """Jobs that end with their test."""
+    service, made = site.server.coordinator, []
+
+    def make(**plan: Any) -> str:
+        bounds = {"offer": 0.1, **plan.pop("bounds", {})}
+        made.append(
+            service.create_job(plan_from({"bundle": "x", "local": LOCAL, "bounds": bounds, **plan}), site.bundle)
+        )  # type: ignore[attr-defined]
+        return made[-1]
+
+    yield make
+    site.settle()
+    for job in made:
+        if service.job(job)["state"] == "running":
+            service.set_state(job, "stopped")
+    for row in service.devices():
+        if not row["revoked"]:
+            service.revoke(row["id"])
+
+
+@pytest.fixture
+def connect(site: Site) -> Iterator[Callable[[type[Client], str], Client]]:
+    """Clients that are closed with their test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kind, token: stack.enter_context(contextlib.closing(kind(site.url, token)))
+
+
+@pytest.fixture
+def data(tmp_path: Path, images) -> Path:
+    np.savez(tmp_path / "data.npz", x=images[0][:100], y=images[1][:100])
+    return tmp_path / "data.npz"
+
+
+class Recording(Client):
+    """Remembers what it sends."""
+
+    def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
+        self.sent = b"".join(bytes(part) for part in body())
+        self.offer = task
+        return super().send_update(task, body, report)
+
+    def next_task(self, wait: float = 30.0) -> Any:
+        found = super().next_task(wait)
+        self.work = found.work if found else None
+        return found
+
+
+@pytest.mark.parametrize("tier", ["strong", "moderate", "weak"])
+def test_what_is_sent_is_what_training_gives(
+    site: Site, make_job, connect, data: Path, digits, images, tmp_path, tier
+) -> None:
+    job = make_job(num_rounds=2)
+    client = connect(Recording, site.enrol(tier)[1])
+    agent = Agent(client, Device(str(data), tmp_path / "work", tier=tier, engine="portable"))
+    samples = from_arrays(images[0][:100], images[1][:100], digits.manifest)
+    space, before = digits.manifest.space, np.array(digits.weights)
+    for number in range(2):  # the second time with what was kept from the first
+        assert agent.run(most_tasks=1, wait=5.0) == 1
+        site.settle()
+        task = decode_task(client.work)
+        assert task.round == number and digits.manifest.boundary(task.boundary) == digits.manifest.boundary(tier)
+        layer = digits.manifest.boundary(tier).layer
+        work = tmp_path / f"oracle{number}"
+        shutil.copytree(digits.directory, work)
+        where = space.suffix(layer)
+        (work / digits.manifest.weights.name).write_bytes(
+            site.server.coordinator.files.version(job, number).read_bytes()
+        )
+        trainer = Trainer(work, BundleSource(work, digits.manifest), samples)
+        outcome = trainer.run(task, Received(before[where]))
+        expected = np.array(outcome.local.update())
+        trainer.close()
+        views = space.views(expected, start=where.start)
+        sent = load(client.sent)
+        assert sent.keys() == views.keys()
+        for name, view in views.items():
+            assert sent[name].tobytes() == np.ascontiguousarray(view).tobytes(), name
+        assert np.abs(expected).max() > 0
+        after = np.array(map_weights(site.server.coordinator.files.version(job, number + 1), space))
+        moved = before.astype(np.float64)
+        moved[where] += expected
+        np.testing.assert_array_max_ulp(after, moved.astype(np.float32), maxulp=1)
+        before = after
+    assert site.server.coordinator.job(job)["state"] == "done"
+
+
+def failures(site: Site, job: str) -> list[dict[str, Any]]:
+    events = site.server.coordinator.events(job, 0)[0]
+    return [event["body"] for event in events if event["kind"] == "TaskFailed"]
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise OutOfMemory("training from 'conv1': not enough memory")
+
+
+def disk_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "reason"),
+    [
+        (None, None, "data"),
+        (Trainer, out_of_memory, "out_of_memory"),
+        (Trainer, no_memory, "out_of_memory"),
+        (RemoteBundle, disk_full, "disk_full"),
+    ],
+)
+def test_a_task_that_fails_is_reported_and_the_agent_lives(
+    site: Site, make_job, connect, data: Path, tmp_path: Path, monkeypatch, where: Any, what: Any, reason: str
+) -> None:
+    job = make_job(num_rounds=1)
+    client = connect(Client, site.enrol()[1])
+    kept = data.with_suffix(".kept")
+    if where is None:
+        data.rename(kept)
+    else:
+        monkeypatch.setattr(where, "run" if where is Trainer else "fetch_weights", what)
+    agent = Agent(client, Device(str(data), tmp_path / "work", tier="strong"))
+    asked = iter([False, True])
+    assert agent.run(wait=5.0, until=lambda: next(asked)) == 0
+    assert [told["reason"] for told in failures(site, job)] == [reason]
+    assert failures(site, job)[0]["message"]
+    monkeypatch.undo()
+    if where is None:
+        kept.rename(data)
+    assert agent.run(most_tasks=1, wait=0.3) == 1  # the same agent, when what was wrong is mended
+    site.settle()
+    assert site.server.coordinator.job(job)["state"] == "done" and len(failures(site, job)) == 1
+
+
+def test_a_budget_that_is_too_small_is_reported(site: Site, make_job, connect, data: Path, tmp_path: Path) -> None:
+    job = make_job(num_rounds=1)
+    client = connect(Client, site.enrol()[1])
+    agent = Agent(client, Device(str(data), tmp_path / "work", memory="1MB", tier="strong"))
+    asked = iter([False, True])
+    assert agent.run(wait=5.0, until=lambda: next(asked)) == 0
+    (told,) = failures(site, job)
+    assert told["reason"] == "out_of_memory" and "1.0 MB" in told["message"]
+
+
+def test_an_update_that_comes_too_late_is_not_worth_dying_for(
+    site: Site, make_job, connect, data: Path, tmp_path: Path
+) -> None:
+    job = make_job(num_rounds=1)
+    client = connect(Client, site.enrol()[1])
+    agent = Agent(client, Device(str(data), tmp_path / "work", tier="weak"))
+    offer = client.next_task(5.0)
+    assert offer is not None
+    site.server.coordinator.set_state(job, "stopped")
+    assert agent.answer(offer) is False
+    second = make_job(num_rounds=1)
+    assert agent.run(most_tasks=1, wait=5.0) == 1
+    site.settle()
+    assert site.server.coordinator.job(second)["state"] == "done" and failures(site, job) == []
+
+
+def test_a_device_that_was_shut_out_ends(site: Site, connect, data: Path, tmp_path: Path) -> None:
+    device, token = site.enrol()
+    client = connect(Client, token)
+    site.server.coordinator.revoke(device)
+    with pytest.raises(Declined) as refusal:
+        Agent(client, Device(str(data), tmp_path / "work")).run(wait=0.0)
+    assert refusal.value.answer == 401
