@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import socket
 import signal
+import socket
 import subprocess
 import sys
 import threading
