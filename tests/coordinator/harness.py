@@ -242,7 +242,7 @@ class Site:
 
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)  # no certificates to load
 
     def enrol(self, tier: str = "strong", name: str = "a device") -> tuple[str, str]:
         """(id, token) of a new device."""
@@ -316,9 +316,11 @@ def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0
     while True:  # it listens before it has taken up what was going on
         if point and process.poll() == -signal.SIGKILL:  # it reached its point while it took up what was going on
             return process, url
-        assert url and process.poll() is None, "the server did not start"
+        assert url and process.poll() in (None, -signal.SIGKILL), "the server did not start"
+        if process.poll() is not None:  # it was to be killed while it did so
+            return process, url
         with contextlib.suppress(httpx.TransportError):
-            httpx.get(f"{url}/healthz").raise_for_status()
+            httpx.get(f"{url}/healthz", verify=False).raise_for_status()
             return process, url
         time.sleep(0.02)
 

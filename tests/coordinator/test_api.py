@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from coordinator import keeper
 from coordinator.admin_client import AdminClient
 from coordinator.api import device_routes
 from coordinator.plan import plan_from
@@ -421,7 +422,10 @@ def fill(place: Path, leave: int) -> Path:
     return filler
 
 
-def test_a_full_disk_refuses_uploads_and_work_goes_on_when_there_is_room(small_disk: Path) -> None:
+def test_a_full_disk_refuses_uploads_and_work_goes_on_when_there_is_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "TRY_AGAIN", 0.2)
     directory = small_disk / "data"
     with serving(directory) as site:
         bundle, manifest = place_bundle(directory, width=30_000)  # 480 kB

@@ -123,7 +123,7 @@ def ask(cast: Cast, route: str, kind: str) -> httpx.Response:
         headers["Authorization"] = f"Basic {cast.tokens[ROUTES[route][0]]}"
     elif kind != "nobody":
         headers["Authorization"] = f"Bearer {cast.tokens[kind]}"
-    with httpx.Client(base_url=cast.site.url, timeout=30) as client:
+    with cast.site.http() as client:
         return client.request(route.partition(" ")[0], path, headers=headers, **options)
 
 
