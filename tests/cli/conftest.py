@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ def run(*arguments: object) -> Answer:
         main([str(argument) for argument in arguments])
     assert isinstance(stopped.value.code, int)
     return Answer(stopped.value.code, out.getvalue(), err.getvalue())
+
+
+def heed_interruptions() -> None:
+    """For a child: a shell's background job, and so every child of it, ignores SIGINT unless told otherwise."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

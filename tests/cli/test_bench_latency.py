@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from tests.cli.conftest import heed_interruptions
+
 ROOT = Path(__file__).resolve().parents[2]
 SUMS = {"iteration": ("activation_io", "step", "optimiser"), "with_forward": ("frozen_forward", "iteration")}
 
@@ -136,8 +138,9 @@ def test_a_device_measures_a_bundle_without_pytorch(digits: Path, device: dict[s
 def test_an_interruption_leaves_nothing(digits: Path, device: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "bench", "latency", digits, "--iterations", "100000"]
     process = subprocess.Popen(
-        command, env=device, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, env=device, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_interruptions,
+    )  # fmt: skip
     temporary = tmp_path / "temporary"
     deadline = time.monotonic() + 60
     while len(list(temporary.iterdir())) < 2 and time.monotonic() < deadline:  # ours, and that of the measuring process

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import heed_interruptions
+
 ROOT = Path(__file__).resolve().parents[2]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 
@@ -51,7 +53,7 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cli.main", "demo", *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=self._environment,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=heed_interruptions,
         )  # fmt: skip
         return self.process
 

