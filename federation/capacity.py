@@ -6,9 +6,11 @@ activations of convolution, dense and recurrent layers from the boundary on, at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from federation.manifest import Boundary, Manifest
+from federation.space import Parameter
 
 FLOAT_BYTES = 4
 
@@ -32,17 +34,22 @@ def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -
     size = batch or manifest.batch
     everything = sum(layer.activations for layer in manifest.layers)
     full = manifest.weights_from(0) + everything * size
-    return (manifest.weights_from(boundary.layer) + boundary.activations * size) / full
+    return (manifest.weights_of(boundary) + boundary.activations * size) / full
 
 
 def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> Memory:
     """Bytes of each part; statistics count like weights, except that no momentum is kept for them."""
-    weights, statistics = manifest.weights_from(boundary.layer), manifest.statistics_from(boundary.layer)
+    weights, statistics = manifest.weights_of(boundary), manifest.statistics_of(boundary)
+    return memory_for(weights, statistics, boundary.activations * (batch or manifest.batch))
+
+
+def memory_for(weights: int, statistics: int, activations: int) -> Memory:
+    """Bytes of training so many elements while so many activations are kept."""
     return Memory(
         parameters=FLOAT_BYTES * (weights + statistics),
         gradients=FLOAT_BYTES * (weights + statistics),
         optimiser=FLOAT_BYTES * weights,
-        activations=2 * FLOAT_BYTES * boundary.activations * (batch or manifest.batch),
+        activations=2 * FLOAT_BYTES * activations,
     )
 
 
@@ -56,6 +63,16 @@ def training_macs(manifest: Manifest, boundary: Boundary) -> int:
 
     An estimate: each of the three costs about as much as the forward pass, and the first trained layer needs no
     input gradient (if it is a block, only its first operators are without). `last_steps` is not taken into account.
+    A narrow layer multiplies as much less as it has fewer weights.
     """
-    trained = [layer.macs for layer in manifest.layers[boundary.layer :]]
+    macs = [layer.macs for layer in manifest.layers]
+    if boundary.narrow is not None:
+        spaces = zip(manifest.space.layers, boundary.space(manifest).layers, strict=True)
+        macs = [count * _factors(thin) // max(_factors(wide), 1) for count, (wide, thin) in zip(macs, spaces)]
+    trained = macs[boundary.layer :]
     return 3 * sum(trained) - trained[0]
+
+
+def _factors(layer: Sequence[Parameter]) -> int:
+    """Weights that a layer multiplies by: matrices and kernels."""
+    return sum(p.size for p in layer if len(p.shape) > 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from federation.errors import InputError
 
 T = TypeVar("T")
+# Metadata of a field that was added to a format later: it may be absent, and then has its default.
+ABSENT = types.MappingProxyType({"absent": True})
 
 
 def decode(kind: type[T], value: Any, where: str, error: type[InputError] = InputError, *, defaults: bool = False) -> T:
@@ -60,9 +62,7 @@ class _Decoder:
         known = {f.name: f for f in fields(kind) if f.init}
         unknown = sorted(set(value) - set(known))
         self._expect(not unknown, where, f"only the fields {', '.join(sorted(known))}", unknown)
-        optional = {
-            name for name, f in known.items() if f.default is not MISSING or f.default_factory is not MISSING
-        } if self._defaults else set()  # fmt: skip
+        optional = {name for name, f in known.items() if f.metadata == ABSENT or (self._defaults and _has_default(f))}
         missing = sorted(set(known) - set(value) - optional)
         self._expect(not missing, where, f"the fields {', '.join(missing)}", "nothing")
         return kind(**{name: self.any(hints[name], value[name], f"{where}.{name}") for name in known if name in value})
@@ -70,3 +70,7 @@ class _Decoder:
     def _expect(self, good: bool, where: str, expected: str, got: Any) -> None:
         if not good:
             raise self._error(f"{where}: expected {expected}, got {str(got)[:80]!r}")
+
+
+def _has_default(known: Field[Any]) -> bool:
+    return known.default is not MISSING or known.default_factory is not MISSING

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from federation.decode import decode
-from federation.errors import BundleError
-from federation.space import Parameter, ParameterSpace
+from federation.decode import ABSENT, decode
+from federation.errors import BundleError, InputError
+from federation.narrow import narrow_space
+from federation.space import Kind, Parameter, ParameterSpace
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -92,7 +93,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A place from which a device can train: layer `layer` and everything after it."""
+    """A place from which a device can train: layer `layer` and everything after it.
+
+    A narrow one trains all layers, and of each the first channels only; its graphs take parameters of these shapes.
+    """
 
     name: str
     layer: int
@@ -100,6 +104,25 @@ class Boundary:
     activations: int  # what training from here keeps, per sample
     train: FileRef | None  # graph of the portable engine
     ort_training: tuple[FileRef, ...]  # artifacts of onnxruntime-training, empty if not exported
+    width: float | None = field(default=None, metadata=ABSENT)  # share of the channels; None: all
+    # Shapes of all parameters of all layers, in their order, if it is narrow.
+    narrow: tuple[tuple[tuple[int, ...], ...], ...] | None = field(default=None, metadata=ABSENT)
+
+    @property
+    def whole(self) -> bool:
+        """Whether training from here changes every element of the model, and does so exactly."""
+        return self.layer == 0 and self.last_steps is None and self.narrow is None
+
+    def space(self, manifest: Manifest) -> ParameterSpace:
+        """The parameters its graphs work on: all layers of the model, with the narrow shapes if it is narrow."""
+        if self.narrow is None:
+            return manifest.space
+        return narrow_space([layer.parameters for layer in manifest.layers], self.narrow)
+
+
+def narrow_name(first_layer: str, width: float) -> str:
+    """What a narrow boundary is called."""
+    return f"{first_layer}@{width:g}"
 
 
 @dataclass(frozen=True)
@@ -131,12 +154,28 @@ class Manifest:
         for boundary in self.boundaries:
             if not 0 <= boundary.layer < len(self.layers):
                 raise BundleError(f"boundary {boundary.name!r} starts at layer {boundary.layer}, which does not exist")
+            if boundary.width is not None or boundary.narrow is not None:
+                self._check_narrow(boundary)
         names = [b.name for b in self.boundaries]
         if len(set(names)) != len(names):
             raise BundleError("two boundaries have the same name")
         for tier, name in self.tiers.items():
             if name not in names:
                 raise BundleError(f"tier {tier!r} names boundary {name!r}, which does not exist")
+
+    def _check_narrow(self, boundary: Boundary) -> None:
+        if boundary.width is None or boundary.narrow is None or not 0 < boundary.width < 1:
+            raise BundleError(f"boundary {boundary.name!r}: expected narrow shapes and a width between 0 and 1")
+        if boundary.name != narrow_name(self.layers[0].name, boundary.width):
+            raise BundleError(
+                f"boundary {boundary.name!r}: expected the name {narrow_name(self.layers[0].name, boundary.width)!r}"
+            )
+        if boundary.layer != 0 or boundary.last_steps is not None:
+            raise BundleError(f"boundary {boundary.name!r}: a narrow one starts at layer 0 and has no last_steps")
+        try:
+            boundary.space(self)
+        except InputError as error:
+            raise BundleError(f"boundary {boundary.name!r}: {error}") from None
 
     @property
     def space(self) -> ParameterSpace:
@@ -153,10 +192,17 @@ class Manifest:
 
     def weights_from(self, layer: int) -> int:
         """Number of trainable elements from a layer to the output (p in the papers)."""
-        return sum(p.size for piece in self.layers[layer:] for p in piece.parameters if p.kind == "weight")
+        return _count(self.space, layer, "weight")
 
     def statistics_from(self, layer: int) -> int:
-        return sum(p.size for piece in self.layers[layer:] for p in piece.parameters if p.kind == "statistic")
+        return _count(self.space, layer, "statistic")
+
+    def weights_of(self, boundary: Boundary) -> int:
+        """Number of elements that training from a boundary changes by their gradients."""
+        return _count(boundary.space(self), boundary.layer, "weight")
+
+    def statistics_of(self, boundary: Boundary) -> int:
+        return _count(boundary.space(self), boundary.layer, "statistic")
 
     def files(self) -> list[FileRef]:
         """Every file of the bundle but the manifest itself."""
@@ -167,9 +213,20 @@ class Manifest:
         return found
 
 
+def _count(space: ParameterSpace, first_layer: int, kind: Kind) -> int:
+    return sum(p.size for layer in space.layers[first_layer:] for p in layer if p.kind == kind)
+
+
 def dumps(manifest: Manifest) -> str:
-    """JSON text, the same bytes for the same manifest."""
-    return json.dumps(asdict(manifest), indent=1) + "\n"
+    """JSON text, the same bytes for the same manifest; what was added to version 1 later is there if it is used."""
+    return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
+
+
+_ADDED = {f.name for f in fields(Boundary) if f.metadata == ABSENT}
+
+
+def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if value is not None or name not in _ADDED}
 
 
 def loads(text: str) -> Manifest:

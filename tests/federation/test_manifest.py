@@ -178,3 +178,65 @@ def test_reading_a_directory(tmp_path: Path) -> None:
         file.truncate(MAX_MANIFEST_BYTES + 1)
     with pytest.raises(BundleError, match="larger than 16 MiB"):
         read_manifest(tmp_path)
+
+
+NARROW = Boundary(
+    "one@0.5", 0, None, 4, ref("train.00-one@0.5.onnx"), (), 0.5, (((2, 3), (2,)), ((3, 2),))
+)  # fmt: skip
+
+
+def with_narrow(boundary: Boundary = NARROW) -> Manifest:
+    return replace(manifest(), boundaries=(*manifest().boundaries, boundary))
+
+
+def test_a_narrow_boundary_has_a_space_of_its_own() -> None:
+    it = with_narrow()
+    assert loads(dumps(it)) == it
+    narrow = it.boundary("one@0.5")
+    assert [(p.name, p.kind, p.shape) for p in narrow.space(it)] == [
+        ("one.w", "weight", (2, 3)), ("one.mean", "statistic", (2,)), ("two.w", "weight", (3, 2)),
+    ]  # fmt: skip
+    assert all(boundary.space(it) == it.space for boundary in manifest().boundaries)
+    assert [boundary.whole for boundary in it.boundaries] == [True, False, False]
+    assert (it.weights_of(narrow), it.statistics_of(narrow)) == (12, 2)
+
+
+def test_a_manifest_that_uses_no_widths_does_not_mention_them() -> None:
+    data = json.loads(dumps(with_narrow()))
+    assert ["width" in boundary for boundary in data["boundaries"]] == [False, False, True]
+    assert ["narrow" in boundary for boundary in data["boundaries"]] == [False, False, True]
+    assert data["boundaries"][2]["narrow"] == [[[2, 3], [2]], [[3, 2]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": None}, "expected narrow shapes and a width between 0 and 1"),
+        ({"narrow": None}, "expected narrow shapes and a width between 0 and 1"),
+        ({"width": 1.0, "name": "one@1"}, "expected narrow shapes and a width between 0 and 1"),
+        ({"width": 0.25}, r"expected the name 'one@0\.25'"),
+        ({"layer": 1}, "starts at layer 0"),
+        ({"last_steps": 3}, "has no last_steps"),
+        ({"narrow": (((2, 3), (2,)),)}, "expected narrow shapes for 2 layers, got 1"),
+        ({"narrow": (((2, 3),), ((3, 2),))}, "layer 0 has 2 parameters, got 1 narrow shapes"),
+        ({"narrow": (((2, 5), (2,)), ((3, 2),))}, r"one\.w: \(2, 5\) is no corner of \(4, 4\)"),
+        ({"narrow": (((2, 3, 1), (2,)), ((3, 2),))}, r"one\.w: \(2, 3, 1\) is no corner"),
+        ({"narrow": (((0, 3), (2,)), ((3, 2),))}, r"one\.w: \(0, 3\) is no corner"),
+        ({"narrow": (((-2, 3), (2,)), ((3, 2),))}, "is no corner"),
+    ],
+)
+def test_narrow_boundaries_that_contradict_themselves(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        with_narrow(replace(NARROW, **change))
+
+
+def test_only_outputs_and_inputs_can_be_fewer() -> None:
+    kernel = replace(manifest().layers[0], parameters=(Parameter("k", "weight", (8, 4, 3, 3)),))
+    it = replace(manifest(), layers=(kernel, manifest().layers[1]))
+    for shape, good in (((4, 2, 3, 3), True), ((8, 4, 3, 3), True), ((4, 2, 1, 3), False), ((4, 2, 3, 1), False)):
+        boundary = replace(NARROW, narrow=((shape,), ((3, 2),)))
+        if good:
+            assert replace(it, boundaries=(*it.boundaries, boundary)).weights_of(boundary) > 0
+        else:
+            with pytest.raises(BundleError, match="is no corner"):
+                replace(it, boundaries=(*it.boundaries, boundary))
