@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import Augmentation, Samples, shuffled
 from edge_runtime.data.chance import sample_bits
-from edge_runtime.engine.choose import EngineName, Step, open_step
+from edge_runtime.engine.choose import EngineName
+from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
 from edge_runtime.engine.session import Settings
-from edge_runtime.forward import ForwardPlan, store_activations
+from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
 from edge_runtime.memory import PeakMeter, current_memory
@@ -73,18 +75,23 @@ class Trainer:
         source: LayerSource,
         samples: Samples,
         *,
-        engine: EngineName = "portable",
+        engine: EngineName | Engine = "portable",
         settings: Settings | None = None,
         plan: ForwardPlan | None = None,
         forward_share: float | None = None,
+        measures_memory: bool = True,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py)."""
+        """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py).
+
+        Measuring memory costs a thread that looks every millisecond: much, where many devices share a process.
+        """
         self.directory, self.source, self.samples = directory, source, samples
         self.manifest = source.manifest
         self.engine, self.settings, self.plan = engine, settings or Settings(), plan or ForwardPlan()
+        self.measures_memory = measures_memory
         self.forward_share, self.progress = forward_share, progress
-        self._step: tuple[str, Step] | None = None
+        self._step: tuple[str, GradientStep] | None = None
         self._stored: _Stored | None = None
         self._idle = current_memory()
 
@@ -94,7 +101,7 @@ class Trainer:
         watch = watch or Stopwatch()
         meter = PeakMeter(self._idle)
         try:
-            with watch.part("load"), meter:
+            with watch.part("load"), meter if self.measures_memory else nullcontext():
                 self._prepare(task, boundary, watch)
                 with watch.part("training"):
                     local, losses = self._train(task, boundary, received, watch)
@@ -106,7 +113,7 @@ class Trainer:
         report = Report(
             status="done",
             boundary=boundary.name,
-            engine=self.engine,
+            engine=self._engine().name,
             profile=self.settings.profile,
             round=task.round,
             steps=task.steps,
@@ -131,6 +138,12 @@ class Trainer:
             self._stored.rows.close()
         self._stored = None
 
+    def _engine(self) -> Engine:
+        """The engine as it is now: an agent gives its trainer another source for every task."""
+        if isinstance(self.engine, str):
+            return OnnxEngine(self.directory, self.source, self.engine, self.settings)
+        return self.engine
+
     def _advice(self, boundary: Boundary) -> str:
         smaller = [b.name for b in self.manifest.boundaries if b.layer > boundary.layer]
         return f"{smaller[0]!r} is the next smaller boundary" if smaller else "use a smaller batch"
@@ -149,8 +162,7 @@ class Trainer:
             self._stored = self._store(task, boundary, watch)
         if self._step is None or self._step[0] != boundary.name:
             self._step = None  # the old one goes before the new one comes
-            step = open_step(self.directory, self.manifest, boundary, self.engine, self.settings)
-            self._step = boundary.name, step
+            self._step = boundary.name, self._engine().open_step(boundary)
 
     def _still_good(self, task: Task, boundary: Boundary) -> bool:
         stored = self._stored
@@ -174,9 +186,7 @@ class Trainer:
             return augmentation.apply(x, numbers, task.seed, task.round * _EPOCHS) if augmentation else x
 
         plan = replace(self.plan, stored_as=task.activations)
-        rows = store_activations(
-            self.source, range(boundary.layer), inputs, len(self.samples), plan, self.settings, watch, self.progress
-        )
+        rows = self._engine().store(range(boundary.layer), inputs, len(self.samples), plan, watch, self.progress)
         return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, task.seed, augmentation)
 
     def _train(

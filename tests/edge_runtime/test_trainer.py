@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import Augmentation, from_arrays
+from edge_runtime.engine.engine import OnnxEngine
 from edge_runtime.engine.session import Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
@@ -82,6 +83,32 @@ def test_every_step_draws_its_own_dropout(dropouts, rows, engine):
     x, labels = rows.batch(indices)
     assert step.run(x, labels, seeds[0]) == loss
     assert step.run(x, labels, seeds[1]) != loss
+
+
+class CountingEngine(OnnxEngine):
+    """A device's engine behind a name of its own that counts what it is asked for."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle.directory, BundleSource(bundle.directory, bundle.manifest), "portable", Settings())
+        self.asked: list[str] = []
+
+    def open_step(self, boundary):
+        self.asked.append(f"step {boundary.name}")
+        return super().open_step(boundary)
+
+    def store(self, layers, *arguments):
+        self.asked.append(f"store {layers.start}-{layers.stop}")
+        return super().store(layers, *arguments)
+
+
+def test_another_engine_can_stand_behind_the_loop(digits, samples):
+    engine = CountingEngine(digits)
+    given = train(digits, samples, WEAK, engine=engine, measures_memory=False)
+    own = train(digits, samples, WEAK)
+    boundary = digits.manifest.boundary("weak")
+    assert engine.asked == [f"store 0-{boundary.layer}", f"step {boundary.name}"]
+    assert np.array_equal(given.parameters, own.parameters)
+    assert own.report.memory and not given.report.memory
 
 
 @given(count=st.integers(1, 100), batch=st.integers(1, 100), steps=st.integers(1, 60), seed=st.integers(0, 5))

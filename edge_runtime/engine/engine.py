@@ -1,0 +1,65 @@
+"""What the trainer needs of an engine, and the one that devices have.
+
+The trainer asks for two things: a step that gives gradients from a boundary on, and the frozen layers' activations. So
+another engine (PyTorch, for simulations) can stand behind the same loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edge_runtime.activations import ActivationStore
+from edge_runtime.engine.choose import EngineName, Step, open_step
+from edge_runtime.engine.session import Settings
+from edge_runtime.forward import ForwardPlan, Inputs, store_activations
+from edge_runtime.forward import Report as Progress
+from edge_runtime.layers import LayerSource
+from edge_runtime.timing import Stopwatch
+from federation.manifest import Boundary
+from federation.space import Vector
+
+
+class GradientStep(Protocol):
+    """A training step of one boundary; engine/step.py says what lies in the two vectors."""
+
+    parameters: Vector
+    gradients: Vector
+
+    def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
+        """The loss of a batch; leaves gradients and new statistics in `gradients`."""
+
+
+class Engine(Protocol):
+    """Opens steps and runs frozen layers of one model."""
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+
+    def open_step(self, boundary: Boundary) -> GradientStep:
+        """The training step of a boundary."""
+
+    def store(
+        self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+    ) -> ActivationStore:
+        """Run `count` samples through some frozen layers; what the last one gives is stored."""
+
+
+class OnnxEngine:
+    """The graphs of a bundle on onnxruntime: what a device runs."""
+
+    def __init__(self, directory: Path, source: LayerSource, name: EngineName, settings: Settings) -> None:
+        """`directory` has the training graphs, the frozen layers come from `source`."""
+        self.directory, self.source, self.settings = directory, source, settings
+        self.name: EngineName = name
+
+    def open_step(self, boundary: Boundary) -> Step:
+        return open_step(self.directory, self.source.manifest, boundary, self.name, self.settings)
+
+    def store(
+        self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+    ) -> ActivationStore:
+        return store_activations(self.source, layers, inputs, count, plan, self.settings, watch, progress)
