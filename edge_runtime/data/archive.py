@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,17 +29,41 @@ def accepted_names() -> str:
 
 def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
     """Inputs, labels, and how the inputs are stored."""
+
+    def choose(found: set[str]) -> tuple[str, ...]:
+        pair = next((pair for pair in PAIRS if found >= set(pair)), None)
+        if pair is None:
+            raise DataError(f"{name}: expected arrays named {accepted_names()}, found {_listed(found)}")
+        return pair
+
+    inputs, labels = _read_chosen(path, name, choose)
+    return inputs, labels, "npz, mapped" if isinstance(inputs, np.memmap) else "npz, read into memory"
+
+
+def read_arrays(path: Path, name: str, wanted: Sequence[str]) -> list[Array]:
+    """The arrays of these names; a DataError lists those that are not there."""
+
+    def choose(found: set[str]) -> Sequence[str]:
+        if missing := [key for key in wanted if key not in found]:
+            raise DataError(f"{name}: expected arrays named {', '.join(missing)}, found {_listed(found)}")
+        return wanted
+
+    return _read_chosen(path, name, choose)
+
+
+def _read_chosen(path: Path, name: str, choose: Callable[[set[str]], Sequence[str]]) -> list[Array]:
     try:
         with path.open("rb") as file, _open_zip(file, name) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            pair = next((pair for pair in PAIRS if members.keys() >= set(pair)), None)
-            if pair is None:
-                found = " ".join(", ".join(sorted(members)).split()) or "none"
-                raise DataError(f"{name}: expected arrays named {accepted_names()}, found {found[:200]}")
-            inputs, labels = (_read_member(path, file, archive, members[key], f"{name}: {key}") for key in pair)
+            return [
+                _read_member(path, file, archive, members[key], f"{name}: {key}") for key in choose(set(members))
+            ]
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror or error}") from None
-    return inputs, labels, "npz, mapped" if isinstance(inputs, np.memmap) else "npz, read into memory"
+
+
+def _listed(found: set[str]) -> str:
+    return (" ".join(", ".join(sorted(found)).split()) or "none")[:200]
 
 
 def _open_zip(file: IO[bytes], name: str) -> zipfile.ZipFile:
