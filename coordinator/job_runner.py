@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
@@ -20,15 +20,16 @@ from coordinator.aggregate import means, write_version
 from coordinator.plan import Plan
 from coordinator.robust import robust_moves
 from coordinator.store.files import Files
-from coordinator.store.schema import EventRow, JobRow, RoundRow, UpdateRow
+from coordinator.store.schema import EventRow, JobRow, RoundRow, SeatRow, UpdateRow
 from federation.accumulate import Accumulator
 from federation.axes.cover import DeviceProfile
 from federation.errors import EmbraceError
 from federation.manifest import Boundary, Manifest
 from federation.space import Vector
-from federation.wire import CheckedUpdate, read_blocks
+from federation.wire import CheckedUpdate, read_blocks, update_header
 
 Reached = Callable[[str], None]  # told of points at which a test may end the process
+Mark = tuple[Any, ...]
 
 
 class JobRunner:
@@ -46,19 +47,31 @@ class JobRunner:
         self.paused_at: float | None = None
         self.close_at: float | None = None  # when to try again to close the round
         self._waiting_for: tuple[int, rounds.Effect] | None = None
+        self._kept: tuple[cohort.Seat, ...] = ()  # the seats as the database has them
+        self._notes: list[dict[str, Any]] = []  # events that are not in the database yet
+        self._header_bounds: dict[int, int] = {}
+
+    def mark(self) -> Mark:
+        """What a transaction that fails has to bring back."""
+        return self.round, self.previous, self.paused_at, self._kept, self._waiting_for
+
+    def back_to(self, mark: Mark) -> None:
+        self.round, self.previous, self.paused_at, self._kept, self._waiting_for = mark
+        self._notes = []
 
     def open(self, session: Session, number: int, now: float) -> None:
         """The next round."""
         limits = self.plan.bounds
-        self.previous = _cohort(self.round) if self.round else None
+        self.save(session)
+        self.previous, self._kept = _cohort(self.round) if self.round else None, ()
         self.round = rounds.open_round(
             number, self.plan.seed, self.plan.participate, now, lease=limits.lease, offer=limits.offer
         )
         self.forget()
         session.add(
             RoundRow(
-                job=self.id, number=number, state=self.round.state, body=rounds.encode(self.round), summary={},
-                opened_at=now, closed_at=None,
+                job=self.id, number=number, state=self.round.state, body=rounds.encode_head(self.round),
+                summary={}, opened_at=now, closed_at=None,
             )
         )  # fmt: skip
 
@@ -68,25 +81,51 @@ class JobRunner:
 
     def restore(self, session: Session, row: RoundRow) -> None:
         """The round as the database has it; its bodies are folded again by whoever calls this."""
-        self.round = rounds.decode(row.body)
+        self.round = self._decoded(session, row)
+        self._kept = self.round.slots
         before = session.get(RoundRow, (self.id, row.number - 1))
-        self.previous = _cohort(rounds.decode(before.body)) if before else None
+        self.previous = _cohort(self._decoded(session, before)) if before else None
+
+    def _decoded(self, session: Session, row: RoundRow) -> rounds.Round:
+        mine = select(SeatRow.body).where(SeatRow.job == self.id, SeatRow.round == row.number)
+        return rounds.decode(row.body, session.scalars(mine.order_by(SeatRow.number)))
 
     def advance(self, session: Session, event: rounds.Event, now: float) -> tuple[rounds.Effect, ...]:
-        """Apply a fact and keep the result, in the caller's transaction."""
+        """Apply a fact. Its seats and events are written by `save`, those of several facts at once."""
         assert self.round is not None
         before = self.round
         self.round, effects = rounds.advance(before, event, now)
-        if self.round is not before:
+        head = rounds.encode_head(self.round)
+        if self.round is not before and head != rounds.encode_head(before):
             row = session.get_one(RoundRow, (self.id, self.round.number))
-            row.state, row.body = self.round.state, rounds.encode(self.round)
+            row.state, row.body = self.round.state, head
             if self.round.state in ("committed", "abandoned"):
                 row.closed_at = now
         for effect in effects:
-            self._tell(session, effect, now)
+            self._tell(effect, now)
         return effects
 
-    def _tell(self, session: Session, effect: rounds.Effect, now: float) -> None:
+    def save(self, session: Session) -> None:
+        """Everything that the caller's transaction has to have in it before it ends."""
+        if self.round is not None and self.round.slots is not self._kept:
+            new = not self._kept
+            changed = [
+                {"job": self.id, "round": self.round.number, "number": seat.number, "body": rounds.encode_seat(seat)}
+                for number, seat in enumerate(self.round.slots)
+                if new or seat is not self._kept[number]
+            ]
+            if changed:
+                session.execute(insert(SeatRow) if new else update(SeatRow), changed)
+            self._kept = self.round.slots
+        if self._notes:
+            session.execute(insert(EventRow), self._notes)
+            self._notes = []
+
+    def note(self, kind: str, body: dict[str, Any], now: float) -> None:
+        """Something for whoever watches."""
+        self._notes.append({"job": self.id, "at": now, "kind": kind, "body": body})
+
+    def _tell(self, effect: rounds.Effect, now: float) -> None:
         """What whoever watches wants to see."""
         assert self.round is not None
         shown = (
@@ -98,8 +137,7 @@ class JobRunner:
             if before == self._waiting_for:
                 return
         if isinstance(effect, shown):
-            body = {"round": self.round.number, **asdict(effect)}
-            session.add(EventRow(job=self.id, at=now, kind=type(effect).__name__, body=body))
+            self.note(type(effect).__name__, {"round": self.round.number, **asdict(effect)}, now)
 
     def assign(self, available: Iterable[str], profiles: dict[str, DeviceProfile]) -> cohort.Cohort:
         """The cohort of the round that is being selected."""
@@ -111,6 +149,12 @@ class JobRunner:
 
     def boundary(self, seat: cohort.Seat) -> Boundary:
         return self.manifest.boundary(seat.member.boundary)
+
+    def header_bound(self, layer: int) -> int:
+        """Bytes for the header of an update from this layer on, with room for another way of writing the same."""
+        if layer not in self._header_bounds:
+            self._header_bounds[layer] = 4 * len(update_header(self.space, layer)) + 4096
+        return self._header_bounds[layer]
 
     def task_id(self, seat: cohort.Seat) -> str:
         assert self.round is not None

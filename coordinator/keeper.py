@@ -55,6 +55,7 @@ class JobKeeper(Views):
         self.bell = Bell()  # rings when there may be something to do for devices that had nothing
         self._then: list[Callable[[], None]] = []  # once the transaction that is open is recorded
         self._runners: dict[str, JobRunner] = {}
+        self.shut_out: set[str] = set()  # devices that were revoked since the process started
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._labour, name="fold", daemon=True)
         self.leaving = False
@@ -115,7 +116,8 @@ class JobKeeper(Views):
             session.flush()
             runner = JobRunner(row, plan, manifest, self.files, self._reached)
             runner.open(session, 0, now)
-            session.add(EventRow(job=job, at=now, kind="JobCreated", body={"name": row.name}))
+            runner.note("JobCreated", {"name": row.name}, now)
+            runner.save(session)
             self._then.append(lambda: self._runners.update({job: runner}))
         self.bell.ring()
 
@@ -131,7 +133,7 @@ class JobKeeper(Views):
                 return
             runner, now = self._runners[job], self.clock()
             row.state = state
-            session.add(EventRow(job=job, at=now, kind="JobState", body={"state": state}))
+            runner.note("JobState", {"state": state}, now)
             paused, runner.paused_at = runner.paused_at, now if state == "paused" else None
             if paused is not None:
                 self._advance(session, runner, rounds.Resumed(max(0.0, now - paused)))
@@ -156,13 +158,15 @@ class JobKeeper(Views):
     @contextmanager
     def _transaction(self, *runners: JobRunner) -> Iterator[Session]:
         """All or nothing, in memory too: if the database refuses, the rounds are as they were."""
-        before = [(runner, runner.round, runner.previous, runner.paused_at) for runner in runners]
+        before = [(runner, runner.mark()) for runner in runners]
         try:
             with self.sessions.begin() as session:
                 yield session
+                for runner in runners:
+                    runner.save(session)
         except BaseException:
-            for runner, known, previous, paused_at in before:
-                runner.round, runner.previous, runner.paused_at = known, previous, paused_at
+            for runner, mark in before:
+                runner.back_to(mark)
             self._then.clear()
             raise
         then, self._then = self._then, []
@@ -241,10 +245,10 @@ class JobKeeper(Views):
             self._advance(session, runner, rounds.Committed())
             job.version += 1
             event = {"round": number, "version": job.version, **row.summary}
-            session.add(EventRow(job=job.id, at=self.clock(), kind="RoundCommitted", body=event))
+            runner.note("RoundCommitted", event, self.clock())
             if job.state == "stopped" or number + 1 >= runner.plan.num_rounds:
                 job.state = job.state if job.state == "stopped" else "done"
-                session.add(EventRow(job=job.id, at=self.clock(), kind="JobState", body={"state": job.state}))
+                runner.note("JobState", {"state": job.state}, self.clock())
                 self._then.append(lambda: self._forget(runner))
             else:
                 runner.open(session, number + 1, self._now(runner))
@@ -292,8 +296,7 @@ class JobKeeper(Views):
         job = session.get_one(JobRow, runner.id)
         if job.state not in FINISHED:
             job.state, job.message = "failed", why
-            body = {"state": "failed", "message": why}
-            session.add(EventRow(job=job.id, at=self.clock(), kind="JobState", body=body))
+            runner.note("JobState", {"state": "failed", "message": why}, self.clock())
         bodies = [self._body(update) for update in runner.updates(session)]
         self._then.append(lambda: self._forget(runner))
         self._then.append(lambda: self._work.put(lambda: _remove(bodies)))  # behind what is being folded
@@ -313,6 +316,7 @@ class JobKeeper(Views):
             runner.paused_at = session.scalar(told)
         else:  # nobody could answer while the process was down
             self._advance(session, runner, rounds.Resumed(outage))
+            runner.save(session)
         for update in runner.updates(session):
             self._work.put(lambda update=update: self._fold(runner, update))  # type: ignore[misc]
         if runner.round is not None and runner.round.state == "closing":

@@ -15,6 +15,7 @@ from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 
 ADMIN_KEY = "admin_token_hash"
+MOST_KNOWN = 65_536
 
 
 class Registry:
@@ -22,6 +23,7 @@ class Registry:
 
     def __init__(self, sessions: Sessions, clock: Callable[[], float]) -> None:
         self.sessions, self.clock = sessions, clock
+        self._known: dict[str, str] = {}  # hash of a token -> its device, of those who came lately
 
     def set_admin_token(self) -> str | None:
         """Make the administrator's token; None if there is one already."""
@@ -69,7 +71,14 @@ class Registry:
             row = session.scalar(select(DeviceRow).where(DeviceRow.token_hash == token_hash(token)))
             if row is None or row.revoked:
                 raise NotAllowed("this needs a device's token; enrol first")
-            return row.id
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[row.token_hash] = row.id
+        return row.id
+
+    def known_device(self, token: str) -> str | None:
+        """The same for a token that was looked up before. Whether it was revoked since is not known here."""
+        return self._known.get(token_hash(token))
 
     def set_profile(self, device: str, profile: DeviceProfile) -> None:
         with self.sessions.begin() as session:

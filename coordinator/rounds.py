@@ -10,7 +10,7 @@ the clock. A round is an immutable value; the same facts in the same order give 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, get_args
@@ -197,20 +197,23 @@ def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect
     return round, (*effects, *more)
 
 
-_FIELDS: Final = tuple(field.name for field in fields(Round))
+_HEAD: Final = tuple(field.name for field in fields(Round) if field.name != "slots")
 
 
-def encode(round: Round) -> dict[str, Any]:
-    """`asdict`, without its copy of every value: this is done for every fact of a round, and a round has many seats."""
-    slots = tuple({**vars(seat), "member": dict(vars(seat.member))} for seat in round.slots)
-    return {**{name: getattr(round, name) for name in _FIELDS}, "slots": slots}
+def encode_head(round: Round) -> dict[str, Any]:
+    """A round but for its seats, which are kept one by one: a fact changes one of them, and a round has many."""
+    return {name: getattr(round, name) for name in _HEAD}
 
 
-def decode(data: Mapping[str, Any]) -> Round:
-    """From what `encode` made, also if it was JSON in between."""
+def encode_seat(seat: Seat) -> dict[str, Any]:
+    return {**vars(seat), "member": dict(vars(seat.member))}
+
+
+def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]]) -> Round:
+    """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between."""
     try:
-        rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in data["slots"])
-        return Round(**{**data, "slots": tuple(Seat(**row) for row in rows)})
+        rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in seats)
+        return Round(**head, slots=tuple(Seat(**row) for row in rows))
     except (KeyError, TypeError) as error:
         raise InputError(f"this is no round: {error}") from None
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
 from coordinator.errors import NotAllowed, NotFound, Refused
 from coordinator.job_runner import JobRunner
 from coordinator.keeper import JobKeeper
-from coordinator.store.files import publish
-from coordinator.store.schema import DeviceRow, EventRow, JobRow, UpdateRow
+from coordinator.store.files import name, settle
+from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
 from federation.messages import encode_task
-from federation.wire import CheckedUpdate, Limits, UpdateDecoder, update_header
+from federation.wire import CheckedUpdate, Limits, UpdateDecoder
 
 log = logging.getLogger("embrace.coordinator")
 PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
@@ -46,6 +48,18 @@ class Receiving:
     task: str
     path: Path
     decoder: UpdateDecoder
+    most: int  # bytes that it can have
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An update that is whole and sound, before it is recorded."""
+
+    device: str
+    receiving: Receiving
+    checked: CheckedUpdate
+    sha256: str
+    report: dict[str, Any]  # the device's own words
 
 
 class Coordinator(JobKeeper):
@@ -58,14 +72,22 @@ class Coordinator(JobKeeper):
             if row is None:
                 raise NotFound(f"there is no device {device!r}")
             row.revoked = True
+            self._then.append(lambda: self.shut_out.add(device))
             for runner in self._runners.values():
                 self._advance(session, runner, rounds.DevicesLeft((device,)))
             self._then.append(self.bell.ring)
 
     def next_task(self, device: str) -> TaskOffer | None:
         """A task for a device, if there is one; the bell says when to ask again."""
+        return _only(self.next_tasks([device]))
+
+    def next_tasks(self, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:
+        """The same for several at once, in one transaction."""
         with self._lock:
-            return None if self.leaving else self._try_task(device)
+            if self.leaving:
+                return [None] * len(devices)
+            with self._transaction(*self._runners.values()) as session:
+                return self._try_tasks(session, devices)
 
     def receive(self, device: str, task: str) -> Receiving:
         """Prepare for an update: only the device that holds the task may send it."""
@@ -75,54 +97,89 @@ class Coordinator(JobKeeper):
             if known is not None and known.device == device:  # its round may be over since
                 raise Refused("this update has arrived already", "duplicate")
             runner, seat, _ = self._held(device, task)
-            bounds = runner.plan.bounds
-            layer = runner.boundary(seat).layer
-            header = 4 * len(update_header(runner.space, layer)) + 4096  # room for another way of writing the same
-            limits = Limits(max_header_bytes=header, max_norm=bounds.max_norm, max_value=bounds.max_value)
-            decoder = UpdateDecoder(runner.space, layer, limits)
-            return Receiving(task, self.files.arriving(task), decoder)
+            return self._receiving(task, runner, seat)
+
+    def receive_at_once(self, device: str, task: str) -> Receiving | None:
+        """The same without lock and database, if the task is plainly under way. Whether it counts, `accept` decides."""
+        if task.partition("-")[0] not in self._runners:
+            return None
+        try:
+            runner, seat, attempt = self._held(device, task)
+        except (NotFound, Refused):
+            return None
+        mine = seat.state == "leased" and attempt == len(seat.holders) and seat.member.device == device
+        return self._receiving(task, runner, seat) if mine else None
+
+    def _receiving(self, task: str, runner: JobRunner, seat: cohort.Seat) -> Receiving:
+        bounds, layer = runner.plan.bounds, runner.boundary(seat).layer
+        header = runner.header_bound(layer)
+        limits = Limits(max_header_bytes=header, max_norm=bounds.max_norm, max_value=bounds.max_value)
+        most = 8 + runner.header_bound(0) + 4 * runner.space.size
+        return Receiving(task, self.files.arriving(task), UpdateDecoder(runner.space, layer, limits), most)
 
     def accept(
         self, device: str, receiving: Receiving, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
     ) -> None:
         """Record an update that is whole and sound. When this returns, it is never lost."""
-        body = self.files.arrived(receiving.task, sha256)
-        try:
-            publish(receiving.path, body)
-            self._reached("after-spool")
-            with self._lock:
-                answer = self._record(device, receiving.task, checked, sha256, report)
-            if isinstance(answer, cohort.RejectUpdate):
-                raise Refused(f"the update of task {receiving.task} does not count: {answer.reason}", answer.reason)
-        except BaseException:
-            receiving.path.unlink(missing_ok=True)
-            with self._lock:
-                if not self._counts(receiving.task, sha256):
-                    body.unlink(missing_ok=True)
-            raise
+        _only(self.accept_all([Arrival(device, receiving, checked, sha256, report)]))
 
-    def _record(
-        self, device: str, task: str, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
-    ) -> rounds.Effect:
-        runner, seat, attempt = self._held(device, task)
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Exception | None]:
+        """Several at once: they share a transaction, and the wait until their names are on the disk."""
+        answers: list[Exception | None] = [None] * len(arrivals)
+        try:
+            for number, arrival in enumerate(arrivals):
+                try:
+                    name(arrival.receiving.path, self._body_of(arrival))
+                except OSError as error:
+                    answers[number] = error
+            settle(self._body_of(arrivals[0]).parent)
+            for _ in arrivals:
+                self._reached("after-spool")
+            with self._lock, self._transaction(*self._runners.values()) as session:
+                for number, arrival in enumerate(arrivals):
+                    answers[number] = answers[number] or self._record(session, arrival)
+        except BaseException:
+            self._discard(arrivals)
+            raise
+        self._discard([arrival for arrival, answer in zip(arrivals, answers) if answer is not None])
+        return answers
+
+    def _body_of(self, arrival: Arrival) -> Path:
+        return self.files.arrived(arrival.receiving.task, arrival.sha256)
+
+    def _discard(self, arrivals: Sequence[Arrival]) -> None:
+        """Remove bodies that are part of no round."""
+        for arrival in arrivals:
+            arrival.receiving.path.unlink(missing_ok=True)
+            with self._lock:
+                if not self._counts(arrival.receiving.task, arrival.sha256):
+                    self._body_of(arrival).unlink(missing_ok=True)
+
+    def _record(self, session: Session, arrival: Arrival) -> Exception | None:
+        """None, or why it does not count."""
+        task, checked = arrival.receiving.task, arrival.checked
+        try:
+            runner, seat, attempt = self._held(arrival.device, task)
+            samples = _samples(arrival.report, runner.plan.bounds.max_samples)
+        except EmbraceError as error:
+            return error
         assert runner.round is not None
-        samples = _samples(report, runner.plan.bounds.max_samples)
         number = runner.round.number
-        with self._transaction(runner) as session:
-            effects = self._advance(session, runner, cohort.UpdateArrived(device, seat.number, attempt))
-            answer = next(e for e in effects if isinstance(e, _ANSWERS))
-            if isinstance(answer, cohort.AcceptUpdate):
-                row = UpdateRow(
-                    task=task, job=runner.id, round=number, slot=seat.number, device=device,
-                    sha256=sha256, bytes=checked.size, samples=samples,
-                    weight=runner.plan.weigh.weight(samples), report=report, arrived_at=self.clock(),
-                )  # fmt: skip
-                session.add(row)
-                fold = partial(self._fold, runner, row, checked)  # before the round is closed, if this is the last
-                self._then[:0] = [partial(self._reached, "after-record"), partial(self._work.put, fold)]
-            elif isinstance(answer, cohort.AlreadyAccepted):  # twice at once
-                raise Refused("this update has arrived already", "duplicate")
-        return answer
+        effects = self._advance(session, runner, cohort.UpdateArrived(arrival.device, seat.number, attempt))
+        answer = next(e for e in effects if isinstance(e, _ANSWERS))
+        if isinstance(answer, cohort.RejectUpdate):
+            return Refused(f"the update of task {task} does not count: {answer.reason}", answer.reason)
+        if isinstance(answer, cohort.AlreadyAccepted):  # twice at once
+            return Refused("this update has arrived already", "duplicate")
+        row = UpdateRow(
+            task=task, job=runner.id, round=number, slot=seat.number, device=arrival.device, sha256=arrival.sha256,
+            bytes=checked.size, samples=samples, weight=runner.plan.weigh.weight(samples), report=arrival.report,
+            arrived_at=self.clock(),
+        )  # fmt: skip
+        session.add(row)
+        fold = partial(self._fold, runner, row, checked)  # before the round is closed, if this is the last
+        self._then[:0] = [partial(self._reached, "after-record"), partial(self._work.put, fold)]
+        return None
 
     def _counts(self, task: str, sha256: str) -> bool:
         """Whether this body is part of a round that is open."""
@@ -140,42 +197,51 @@ class Coordinator(JobKeeper):
             with self._transaction(runner) as session:
                 self._advance(session, runner, cohort.TaskFailed(device, seat.number, attempt))
                 body = {"task": task, "device": device, "reason": reason, "message": message}
-                session.add(EventRow(job=runner.id, at=self.clock(), kind="TaskFailed", body=body))
+                runner.note("TaskFailed", body, self.clock())
 
-    def _try_task(self, device: str) -> TaskOffer | None:
+    def _try_tasks(self, session: Session, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:
+        shut_out = self._see(session, devices)
+        running = set(session.scalars(select(JobRow.id).where(JobRow.state == "running")))
+        runners = [runner for runner in self._runners.values() if runner.id in running]
+        for runner in runners:
+            if runner.round is not None and runner.round.state == "selecting":
+                profiles = self._present(session)
+                self._advance(session, runner, rounds.DevicesAvailable(cohort=runner.assign(profiles, profiles)))
+        refused = NotAllowed("this device was shut out")
+        return [refused if device in shut_out else self._offer(session, runners, device) for device in devices]
+
+    def _see(self, session: Session, devices: Sequence[str]) -> set[str]:
+        """They were heard of. Those of them who were shut out."""
         now = self.clock()
-        with self._transaction(*self._runners.values()) as session:
-            row = session.get_one(DeviceRow, device)
-            if row.revoked:
-                raise NotAllowed("this device was shut out")
-            if not now - PRESENCE / 8 < row.seen_at <= now:  # a fleet that waits does not write all the time
-                row.seen_at = now
-            profile = decode(DeviceProfile, row.profile, "profile", defaults=True)
-            running = set(session.scalars(select(JobRow.id).where(JobRow.state == "running")))
-            for runner in list(self._runners.values()):
-                if runner.id in running and runner.round is not None:
-                    offer = self._offer(session, runner, device, profile)
-                    if offer is not None:
-                        return offer
+        facts = select(DeviceRow.id, DeviceRow.revoked, DeviceRow.seen_at).where(DeviceRow.id.in_(devices))
+        known = session.execute(facts).all()
+        # A fleet that waits does not write all the time.
+        late = [id for id, revoked, seen_at in known if not revoked and not now - PRESENCE / 8 < seen_at <= now]
+        if late:
+            session.execute(update(DeviceRow).where(DeviceRow.id.in_(late)).values(seen_at=now))
+        return {id for id, revoked, _ in known if revoked}
+
+    def _offer(self, session: Session, runners: Sequence[JobRunner], device: str) -> TaskOffer | None:
+        """From the first job that has something for it."""
+        for runner in runners:
+            assert runner.round is not None
+            if runner.round.state == "collecting" and runner.round.seat_of(device) is None:
+                self._seek(session, runner, device)
+            seat = runner.round.seat_of(device)
+            if runner.round.state == "collecting" and seat is not None and seat.state != "arrived":
+                effects = self._advance(session, runner, cohort.LeaseTaken(device, seat.number))
+                granted = next((e.seat for e in effects if isinstance(e, cohort.GrantLease)), None)
+                if granted:
+                    return self._task(session, runner, granted)
         return None
 
-    def _offer(self, session: Session, runner: JobRunner, device: str, profile: DeviceProfile) -> TaskOffer | None:
+    def _seek(self, session: Session, runner: JobRunner, device: str) -> None:
+        """A seat that has become free, for a device without one."""
         assert runner.round is not None
-        if runner.round.state == "selecting":
-            profiles = self._present(session)
-            self._advance(session, runner, rounds.DevicesAvailable(cohort=runner.assign(profiles, profiles)))
-        elif runner.round.state == "collecting" and runner.round.seat_of(device) is None:
-            try:
-                member = cohort.member_of(device, profile, runner.cover, runner.manifest)
-            except EmbraceError:  # a device that can train nothing here
-                return None
+        profile = decode(DeviceProfile, session.get_one(DeviceRow, device).profile, "profile", defaults=True)
+        with suppress(EmbraceError):  # a device that can train nothing here
+            member = cohort.member_of(device, profile, runner.cover, runner.manifest)
             self._advance(session, runner, rounds.DevicesAvailable((member,)))
-        seat = runner.round.seat_of(device)
-        if runner.round.state != "collecting" or seat is None or seat.state == "arrived":
-            return None
-        effects = self._advance(session, runner, cohort.LeaseTaken(device, seat.number))
-        granted = next((e.seat for e in effects if isinstance(e, cohort.GrantLease)), None)
-        return self._task(session, runner, granted) if granted else None
 
     def _task(self, session: Session, runner: JobRunner, seat: cohort.Seat) -> TaskOffer:
         assert runner.round is not None
@@ -213,6 +279,7 @@ class Coordinator(JobKeeper):
         return runner, slots[slot], attempt
 
 
+_T = TypeVar("_T")
 _ANSWERS = (cohort.AcceptUpdate, cohort.AlreadyAccepted, cohort.RejectUpdate)
 
 
@@ -221,3 +288,10 @@ def _samples(report: dict[str, Any], most: int) -> int:
     if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= most:
         raise InputError(f"report.samples: expected a number from 1 to {most}, got {samples!r}")
     return samples
+
+
+def _only(answers: Sequence[_T | Exception]) -> _T:
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -12,11 +12,10 @@ from sqlalchemy import func, select, tuple_
 from coordinator.errors import NotFound
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
-from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
+from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, SeatRow, UpdateRow
 from federation.bundle_files import check_bundle, file_ref
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
-from federation.weights import header
 
 FINISHED = ("stopped", "done", "failed")
 EVENTS_AT_ONCE = 500
@@ -39,6 +38,7 @@ class Views:
         self.files, self.sessions = files, sessions
         self._graphs: dict[str, Path] = {}
         self._manifests: dict[str, Manifest] = {}  # of bundles, which never change
+        self._versions: dict[str, tuple[int, Manifest]] = {}  # of jobs: a version that is recorded, and there are older
 
     def jobs(self) -> list[dict[str, Any]]:
         with self.sessions() as session:
@@ -51,7 +51,11 @@ class Views:
                 raise NotFound(f"there is no job {job!r}")
             newest = select(RoundRow).where(RoundRow.job == job).order_by(RoundRow.number.desc()).limit(1)
             last = session.scalars(newest).first()
-            return {**_columns(row), "round": _columns(last) if last else None}
+            if last is None:
+                return {**_columns(row), "round": None}
+            mine = select(SeatRow.body).where(SeatRow.job == job, SeatRow.round == last.number)
+            slots = list(session.scalars(mine.order_by(SeatRow.number)))
+            return {**_columns(row), "round": {**_columns(last), "body": {**last.body, "slots": slots}}}
 
     def rounds(self, job: str) -> list[dict[str, Any]]:
         self.job(job)
@@ -84,7 +88,14 @@ class Views:
         path = self.files.version(job, version)
         if row is None or not 0 <= version <= row.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
+        self._versions[job] = row.version, self._manifest(row.bundle)
         return path, self._manifest(row.bundle)
+
+    def known_version(self, job: str, version: int) -> tuple[Path, Manifest] | None:
+        """The same for a version that somebody asked for before: no database, no waiting."""
+        newest, manifest = self._versions.get(job, (-1, None))
+        path = self.files.version(job, version)
+        return (path, manifest) if manifest is not None and 0 <= version <= newest and path.is_file() else None
 
     def _manifest(self, bundle: str) -> Manifest:
         if bundle not in self._manifests:
@@ -166,15 +177,6 @@ class Views:
                 "devices_present": session.scalar(here.where(DeviceRow.seen_at > since)),
                 "rounds_committed": session.scalar(committed),
             }
-
-    def largest_update(self, task: str) -> int:
-        """Most bytes that an update of a task's job can have: its header, written generously, and all parameters."""
-        with self.sessions() as session:
-            row = session.get(JobRow, task.partition("-")[0])
-        if row is None:
-            raise NotFound(f"there is no task {task!r}")
-        space = self._manifest(row.bundle).space
-        return 8 + 4 * len(header(space)) + 4096 + 4 * space.size
 
 
 def _timing(row: UpdateRow) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from coordinator.api.limits import Bounded, ClientLimits, buckets
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from coordinator.service import PRESENCE, Coordinator
+from coordinator.together import Together
 from federation import __version__
 
 TICK = 0.5  # seconds
@@ -41,6 +42,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
         lifespan=lifespan,
     )  # fmt: skip
     app.state.coordinator, app.state.registry = coordinator, registry
+    app.state.next_task, app.state.accept = Together(coordinator.next_tasks), Together(coordinator.accept_all)
     app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()
     problems.install(app)
     for router in (device_routes.router, admin_routes.router, table_routes.router):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from coordinator.errors import NotAllowed
@@ -43,8 +44,12 @@ def require_admin(token: Token, known: Known) -> None:
     known.check_admin(token)
 
 
-def require_device(token: Token, known: Known) -> str:
-    return known.device_of(token)
+async def require_device(token: Token, known: Known, service: Service) -> str:
+    """A device asks again and again: the database is asked once, and revocations are known without it."""
+    device = known.known_device(token)
+    if device is None or device in service.shut_out:
+        return await run_in_threadpool(known.device_of, token)
+    return device
 
 
 Admin = Depends(require_admin)

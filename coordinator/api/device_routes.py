@@ -19,7 +19,7 @@ from coordinator.api.limits import check_length, paced
 from coordinator.api.metrics import counted
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.errors import NotFound
-from coordinator.service import PRESENCE
+from coordinator.service import PRESENCE, Arrival
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.weights import map_weights
@@ -54,7 +54,7 @@ async def next_task(
     offer, until = None, time.monotonic() + wait
     while not await request.is_disconnected():
         rings = service.bell.rings
-        offer = await run_in_threadpool(service.next_task, device)
+        offer = await request.app.state.next_task(device)
         rest = until - time.monotonic()
         if offer is not None or rest <= 0 or service.leaving:
             break
@@ -85,8 +85,10 @@ async def send_update(
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
     """
     report = _report(embrace_report)
-    receiving = await run_in_threadpool(service.receive, device, task)
-    check_length(request, await run_in_threadpool(service.largest_update, task))
+    receiving = service.receive_at_once(device, task)
+    if receiving is None:
+        receiving = await run_in_threadpool(service.receive, device, task)
+    check_length(request, receiving.most)
     sha256 = hashlib.sha256()
     try:
         with receiving.path.open("wb") as file:
@@ -99,7 +101,7 @@ async def send_update(
     except BaseException:
         receiving.path.unlink(missing_ok=True)
         raise
-    await run_in_threadpool(service.accept, device, receiving, checked, sha256.hexdigest(), report)
+    await request.app.state.accept(Arrival(device, receiving, checked, sha256.hexdigest(), report))
     return Accepted(sha256=sha256.hexdigest())
 
 
@@ -136,7 +138,7 @@ def get_graph(sha256: str, device: Device, service: Service) -> FileResponse:
     response_class=FileResponse,
     responses={**BINARY_ANSWER, **problems(400, 404)},
 )
-def get_weights(
+async def get_weights(
     job: str,
     version: int,
     device: Device,
@@ -145,7 +147,10 @@ def get_weights(
     to_layer: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
     """The whole file, any byte range of it (Range), or the layers [from_layer, to_layer) as safetensors."""
-    path, manifest = service.version_file(job, version)
+    found = service.known_version(job, version)
+    if found is None:
+        found = await run_in_threadpool(service.version_file, job, version)
+    path, manifest = found
     if from_layer is None and to_layer is None:
         return _File(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
     space = manifest.space

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
 from sqlalchemy.orm import Session, sessionmaker
 
+from coordinator.store.migrations import MIGRATIONS
 from coordinator.store.schema import Base, MetaRow
 from federation.errors import InputError
 
 Sessions = sessionmaker[Session]
-Migration = Callable[[Connection], None]
-
-# Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
-MIGRATIONS: tuple[Migration, ...] = ()
 SCHEMA_VERSION = len(MIGRATIONS) + 1
 
 

@@ -59,14 +59,24 @@ class Files:
 
 def publish(draft: Path, final: Path) -> None:
     """Give a written file its name, so that both survive a loss of power."""
+    name(draft, final)
+    settle(final.parent)
+
+
+def name(draft: Path, final: Path) -> None:
+    """The first half of it: `settle` the folder before anybody hears of the file. One does for many files."""
     with draft.open("rb+") as file:
         os.fsync(file.fileno())
     draft.replace(final)
-    folder = os.open(final.parent, os.O_RDONLY)
+
+
+def settle(folder: Path) -> None:
+    """Until the names in it are on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def _safe(name: str) -> str:

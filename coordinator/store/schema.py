@@ -55,10 +55,20 @@ class RoundRow(Base):
     job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     state: Mapped[str] = mapped_column(String(16))
-    body: Mapped[dict[str, Any]]  # rounds.encode
+    body: Mapped[dict[str, Any]]  # rounds.encode_head
     summary: Mapped[dict[str, Any]]  # what it came to, once it is over
     opened_at: Mapped[float]
     closed_at: Mapped[float | None]
+
+
+class SeatRow(Base):
+    """A seat of a round: a fact is about one of them, so that it costs the same in a round of any size."""
+
+    __tablename__ = "seats"
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    round: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    body: Mapped[dict[str, Any]]  # rounds.encode_seat
 
 
 class UpdateRow(Base):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy import Connection, create_engine, inspect, select, text
 
 from coordinator.store import database
-from coordinator.store.database import Sessions, open_database, sqlite_url
+from coordinator.store.database import SCHEMA_VERSION, Sessions, open_database, sqlite_url
+from coordinator.store.migrations import MIGRATIONS
 from coordinator.store.schema import MetaRow
 from federation.errors import InputError
+from tests.coordinator.harness import World
 
 
 def engine_of(sessions: Sessions):
@@ -31,7 +34,7 @@ def columns(sessions: Sessions) -> set[str]:
 def url(tmp_path: Path):
     url = sqlite_url(tmp_path)
     first = open_database(url)
-    assert version_of(first) == "1"
+    assert version_of(first) == str(SCHEMA_VERSION)
     engine_of(first).dispose()
     return url
 
@@ -50,7 +53,7 @@ def test_a_newer_database_is_not_touched(url: str) -> None:
     with sessions.begin() as session:
         session.get_one(MetaRow, "schema").value = "99"
     engine_of(sessions).dispose()
-    with pytest.raises(InputError, match=r"schema 99.*up to 1.*newer program"):
+    with pytest.raises(InputError, match=rf"schema 99.*up to {SCHEMA_VERSION}.*newer program"):
         open_database(url)
 
 
@@ -64,23 +67,24 @@ def breaks(connection: Connection) -> None:
 
 def test_migrations_run_once_each_and_in_order(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, migrations in enumerate(([add_column("a")], [add_column("a"), add_column("b"), add_column("c")])):
-        monkeypatch.setattr(database, "MIGRATIONS", tuple(migrations))
-        monkeypatch.setattr(database, "SCHEMA_VERSION", len(migrations) + 1)
+        newest = SCHEMA_VERSION + len(migrations)
+        monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, *migrations))
+        monkeypatch.setattr(database, "SCHEMA_VERSION", newest)
         for _ in range(2):
             sessions = open_database(url)
-            assert version_of(sessions) == str(len(migrations) + 1)
+            assert version_of(sessions) == str(newest)
             assert {"a", "b", "c"} & columns(sessions) == ({"a"} if number == 0 else {"a", "b", "c"})
             engine_of(sessions).dispose()
 
 
 def test_a_migration_that_breaks_off_has_not_happened(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "MIGRATIONS", (add_column("a"), breaks))
-    monkeypatch.setattr(database, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, add_column("a"), breaks))
+    monkeypatch.setattr(database, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
     with pytest.raises(RuntimeError):
         open_database(url)
-    monkeypatch.setattr(database, "MIGRATIONS", (add_column("a"), add_column("b")))
+    monkeypatch.setattr(database, "MIGRATIONS", (*MIGRATIONS, add_column("a"), add_column("b")))
     sessions = open_database(url)
-    assert {"a", "b"} <= columns(sessions) and version_of(sessions) == "3"
+    assert {"a", "b"} <= columns(sessions) and version_of(sessions) == str(SCHEMA_VERSION + 2)
     engine_of(sessions).dispose()
 
 
@@ -90,5 +94,32 @@ def test_a_database_that_was_half_made_does_not_exist(tmp_path: Path, monkeypatc
         open_database(sqlite_url(tmp_path))
     monkeypatch.undo()
     sessions = open_database(sqlite_url(tmp_path))
-    assert version_of(sessions) == "1"
+    assert version_of(sessions) == str(SCHEMA_VERSION)
     engine_of(sessions).dispose()
+
+
+def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
+    """The seats of a round were part of its JSON: a directory from then is taken over in the middle of a round."""
+    world = World(tmp_path)
+    devices = world.fleet("strong", "strong")
+    job = world.job(num_rounds=1, participate={"min_available": 2})
+    offers = world.offers(devices)
+    world.send(devices[0], offers[devices[0]])
+    before = world.state(job)["round"]
+    world.end()
+    engine = create_engine(sqlite_url(tmp_path))
+    with engine.begin() as connection:
+        body = text("UPDATE rounds SET body = :body")
+        connection.execute(body, {"body": json.dumps(before["body"])})
+        connection.execute(text("DROP TABLE seats"))
+        connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
+    engine.dispose()
+    world.begin()
+    try:
+        assert version_of(world.sessions) == str(SCHEMA_VERSION)
+        assert world.state(job)["round"]["body"]["slots"] == before["body"]["slots"]
+        world.send(devices[1], offers[devices[1]])
+        world.settle()
+        assert world.state(job)["version"] == 1
+    finally:
+        world.end()

@@ -1,0 +1,32 @@
+"""How an older database becomes the newest. Tables are spelled out as they were then: schema.py goes on changing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from sqlalchemy import Connection, text
+
+Migration = Callable[[Connection], None]
+
+
+def seats_in_rows(connection: Connection) -> None:
+    """1 to 2: the seats of a round leave its JSON and become rows."""
+    connection.execute(
+        text(
+            "CREATE TABLE seats (job VARCHAR(32) NOT NULL REFERENCES jobs (id), round INTEGER NOT NULL, "
+            "number INTEGER NOT NULL, body JSON NOT NULL, PRIMARY KEY (job, round, number))"
+        )
+    )
+    seat = text("INSERT INTO seats (job, round, number, body) VALUES (:job, :round, :number, :body)")
+    head = text("UPDATE rounds SET body = :body WHERE job = :job AND number = :number")
+    for job, number, body in connection.execute(text("SELECT job, number, body FROM rounds")).all():
+        round = json.loads(body) if isinstance(body, str) else body
+        for slot in round.pop("slots"):
+            values = {"job": job, "round": number, "number": slot["number"], "body": json.dumps(slot)}
+            connection.execute(seat, values)
+        connection.execute(head, {"job": job, "number": number, "body": json.dumps(round)})
+
+
+# Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
+MIGRATIONS: tuple[Migration, ...] = (seats_in_rows,)
