@@ -2,5 +2,14 @@
 
 from bench.data.dataset import Dataset
 from bench.data.load import DATASETS, load_dataset
+from bench.data.partition import PARTITIONERS, Partitioner, label_counts, make_partitioner
 
-__all__ = ["DATASETS", "Dataset", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "Dataset",
+    "Partitioner",
+    "label_counts",
+    "load_dataset",
+    "make_partitioner",
+]

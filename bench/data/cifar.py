@@ -7,8 +7,6 @@ green and blue bytes. Mosaics: `train_NN.webp` and `test_NN.webp`, each a grid o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,21 +62,16 @@ def _split(records: Array) -> tuple[Array, Array]:
 def _read_mosaics(folder: Path, progress: Progress) -> Dataset:
     y_train, y_test = read_arrays(folder / _LABELS, str(folder / _LABELS), ["y_train", "y_test"])
     files = {part: sorted(folder.glob(f"{part}_*.webp")) for part in ("train", "test")}
-    total = sum(map(len, files.values()))
-    train = _read_part(folder, files["train"], partial(progress, total=total), 0)
-    test = _read_part(folder, files["test"], partial(progress, total=total), len(files["train"]))
+    if not all(files.values()):
+        raise DataError(f"{folder} has labels.npz but not all mosaics, expected train_00.webp, … and test_00.webp, …")
+    tiles: dict[str, list[Array]] = {"train": [], "test": []}
+    every = [(part, file) for part, some in files.items() for file in some]
+    for number, (part, file) in enumerate(every):
+        progress(file.name, number, len(every))
+        tiles[part].append(_read_tiles(file))
     labels = [as_labels(y, str(folder / _LABELS)) for y in (y_train, y_test)]
-    return Dataset("cifar10", train, labels[0], test, labels[1], 10)
-
-
-def _read_part(folder: Path, files: list[Path], progress: Callable[[str, int], None], done: int) -> Array:
-    if not files:
-        raise DataError(f"{folder} has labels.npz but no mosaics, expected train_00.webp, … and test_00.webp, …")
-    tiles = []
-    for number, file in enumerate(files):
-        progress(file.name, done + number)
-        tiles.append(_read_tiles(file))
-    return np.concatenate(tiles)
+    x_train, x_test = (np.concatenate(tiles[part]) for part in tiles)
+    return Dataset("cifar10", x_train, labels[0], x_test, labels[1], 10)
 
 
 def _read_tiles(file: Path) -> Array:

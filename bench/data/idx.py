@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +30,10 @@ _FILES = (
 )
 MARKERS = tuple(name + ending for name in _FILES[:1] for ending in (".gz", ""))
 WRITERS = "writers_qmnist.npz"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 def read_idx_set(name: str, folder: Path, progress: Progress) -> Dataset:
@@ -64,7 +68,7 @@ def read_idx(path: Path, axes: int) -> Array:
         raise DataError(f"cannot read {path}: {error}") from None
 
 
-def _read(file: IO[bytes], path: Path, axes: int) -> Array:
+def _read(file: _Readable, path: Path, axes: int) -> Array:
     header = file.read(4 + 4 * axes)
     if len(header) < 4 + 4 * axes or header[:4] != bytes((0, 0, _BYTES, axes)):
         raise DataError(f"{path}: expected an idx file of bytes with {axes} axes, it begins with {header[:4].hex(' ')}")
@@ -76,4 +80,4 @@ def _read(file: IO[bytes], path: Path, axes: int) -> Array:
     if len(body) != size:
         has = "more" if len(body) > size else len(body)
         raise DataError(f"{path} says it is {shape_text(shape)} bytes, but has {has}")
-    return np.frombuffer(body, np.uint8).reshape(shape).copy()  # one may write to a copy, as PyTorch wants it
+    return np.array(np.frombuffer(body, np.uint8).reshape(shape))  # a copy: PyTorch wants to be able to write
