@@ -5,9 +5,10 @@ BIN := .venv/bin
 TYPED := $(wildcard federation edge_runtime coordinator)
 READY := .venv/.ready
 STOCK_READY := .venv-stock/.ready
+FUZZ_READY := .venv-fuzz/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test test-slow lint clean
+.PHONY: help venv venv-stock demo test test-slow fuzz lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,12 +26,16 @@ test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 	$(BIN)/python -m pytest -m slow
 
+fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for the API of a running coordinator
+	.venv-fuzz/bin/python -m bench.fuzz_wire --seconds 20
+	.venv-fuzz/bin/python -m bench.fuzz_api --seconds 90
+
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
 
-clean: ## remove both environments and every cache
-	rm -rf .venv .venv-stock build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove all environments and every cache
+	rm -rf .venv .venv-stock .venv-fuzz build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is continued by the next `make`.
@@ -44,4 +49,10 @@ $(READY): pyproject.toml constraints.txt
 $(STOCK_READY): pyproject.toml
 	$(PYTHON) -m venv .venv-stock
 	.venv-stock/bin/python -m pip install --upgrade --editable '.[edge]'
+	touch $@
+
+# An environment of its own: schemathesis is a plugin of pytest, and the tests should not run with it.
+$(FUZZ_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install --constraint constraints.txt --editable '.[coordinator,fuzz]'
 	touch $@

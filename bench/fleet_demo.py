@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.fleet_processes import COORDINATOR, Processes, undisturbed
+from bench.fleet_processes import COORDINATOR, Processes, served_at, undisturbed
 from coordinator.admin_client import AdminClient
 from edge_runtime.budget import parse_size
 from edge_runtime.data import Samples, from_arrays
@@ -264,7 +264,7 @@ class Fleet:
         self.look.tell("start the coordinator")
         data = self.directory / COORDINATOR
         self.processes.start(COORDINATOR, "serve", "--data", str(data), "--port", "0", "--devices", "1")
-        url = self._wait(self._address)
+        url = self._wait(lambda: served_at(self.processes.output(COORDINATOR)))
         self.admin = AdminClient(url, (data / "admin.token").read_text().strip())
         token = self._call("POST", "/enrolments", json={"uses": len(FLEET), "seconds": 600})["token"]
         for member, (x, y) in zip(FLEET, shares):
@@ -281,13 +281,6 @@ class Fleet:
         file = self.directory / "job.toml"
         file.write_text(JOB.format(rounds=rounds))
         self.job = self.admin.create_job(file)
-
-    def _address(self) -> str | None:
-        """Where the coordinator listens, as it prints it."""
-        for line in self.processes.output(COORDINATOR).read_text().splitlines():
-            if line.startswith("coordinator: "):
-                return line.split()[1]
-        return None
 
     def _enrolled(self) -> dict[str, str] | None:
         found = {row["id"]: row["name"] for row in self._call("GET", "/devices")}

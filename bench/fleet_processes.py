@@ -88,3 +88,9 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def served_at(output: Path) -> str | None:
+    """Where a coordinator listens, once it has printed that."""
+    lines = output.read_text().splitlines() if output.is_file() else []
+    return next((line.split()[1] for line in lines if line.startswith("coordinator: ")), None)

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.fleet_processes import served_at
 from coordinator.admin_client import AdminClient
 from coordinator.aggregate import means, write_version
 from coordinator.plan import plan_from, plan_to
@@ -155,9 +156,8 @@ def _serve(root: Path) -> tuple[subprocess.Popen[bytes], str]:
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     while True:
-        lines = [line for line in log.read_text().splitlines() if line.startswith("coordinator: ")]
-        if lines:
-            return server, lines[0].removeprefix("coordinator: ")
+        if url := served_at(log):
+            return server, url
         if server.poll() is not None:
             raise SystemExit(f"the coordinator did not start: {log.read_text()}")
         time.sleep(0.05)

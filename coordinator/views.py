@@ -85,8 +85,10 @@ class Views:
     def version_file(self, job: str, version: int) -> tuple[Path, Manifest]:
         with self.sessions() as session:
             row = session.get(JobRow, job)
+        if row is None:
+            raise NotFound(f"there is no job {job!r}")
         path = self.files.version(job, version)
-        if row is None or not 0 <= version <= row.version or not path.is_file():
+        if not 0 <= version <= row.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
         self._versions[job] = row.version, self._manifest(row.bundle)
         return path, self._manifest(row.bundle)

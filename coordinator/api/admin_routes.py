@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from coordinator.api.auth import Admin, Known, Service
 from coordinator.api.documents import DeviceDocument, Invitation, Invited, JobCreated, JobDocument, JobRequest
-from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
+from coordinator.api.openapi import BINARY_ANSWER, BINARY_FILE, EVENT_STREAM, problems
 from coordinator.plan import plan_from
 from federation.errors import InputError
 
@@ -43,7 +43,7 @@ def revoke(device: str, service: Service) -> None:
     status_code=204,
     summary="Send a file of a bundle",
     responses=problems(400, 507),
-    openapi_extra=BINARY_BODY,
+    openapi_extra=BINARY_FILE,
 )
 async def put_file(digest: str, name: str, request: Request, service: Service) -> None:
     """Files first, in any order; the bundle can be used once all are there and are what its manifest says."""
@@ -79,12 +79,22 @@ def job(job: str, service: Service) -> JobDocument:
     return JobDocument(**service.job(job))
 
 
-@router.post(
-    "/jobs/{job}/{action}", status_code=204, summary="Pause, resume or stop a job", responses=problems(404, 409)
-)
-def act(job: str, action: Literal["pause", "resume", "stop"], service: Service) -> None:
-    """A paused job hands out no tasks; what is under way still counts. A stopped one is over for good."""
-    service.set_state(job, {"pause": "paused", "resume": "running", "stop": "stopped"}[action])
+@router.post("/jobs/{job}/pause", status_code=204, summary="Pause a job", responses=problems(404, 409))
+def pause(job: str, service: Service) -> None:
+    """It hands out no tasks; what is under way still counts."""
+    service.set_state(job, "paused")
+
+
+@router.post("/jobs/{job}/resume", status_code=204, summary="Let a paused job go on", responses=problems(404, 409))
+def resume(job: str, service: Service) -> None:
+    """Its round is where it was: leases do not run out while a job is paused."""
+    service.set_state(job, "running")
+
+
+@router.post("/jobs/{job}/stop", status_code=204, summary="Stop a job", responses=problems(404, 409))
+def stop(job: str, service: Service) -> None:
+    """It is over for good; its weights stay."""
+    service.set_state(job, "stopped")
 
 
 @router.get(
@@ -114,10 +124,10 @@ def metrics(job: str, service: Service) -> list[dict[str, Any]]:
     "/jobs/{job}/events",
     summary="What happens, as it happens (server-sent events)",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404)},
+    responses={**EVENT_STREAM, **problems(400, 404)},
 )
 async def events(
-    job: str, request: Request, service: Service, after: Annotated[int, Query(ge=0)] = 0
+    job: str, request: Request, service: Service, after: Annotated[int, Query(ge=0, lt=10**18)] = 0
 ) -> StreamingResponse:
     """Goes on until the client leaves or the job is over. `Last-Event-ID` continues an interrupted stream."""
     known = request.headers.get("Last-Event-ID", str(after))

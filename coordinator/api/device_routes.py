@@ -114,11 +114,11 @@ def fail_task(task: str, failure: Failure, device: Device, service: Service) -> 
     "/bundles/{digest}/manifest",
     summary="The manifest of a bundle",
     response_class=FileResponse,
-    responses={200: {"content": {"application/json": {}}}, **problems(404)},
+    responses={200: {"content": {"application/json": {}}}, **problems(400, 404)},
 )
 def get_manifest(digest: str, device: Device, service: Service) -> FileResponse:
     """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/bundle.md."""
-    return _immutable(service.bundle_file(digest, "manifest.json"), digest)
+    return _immutable(service.bundle_file(digest, "manifest.json"), digest, "application/json")
 
 
 @router.get(
@@ -168,11 +168,11 @@ class _File(FileResponse):
     chunk_size = 1 << 18
 
 
-def _immutable(path: Any, digest: str) -> FileResponse:
+def _immutable(path: Any, digest: str, media_type: str = "application/octet-stream") -> FileResponse:
     if not path.is_file():
         raise NotFound(f"there is no file {digest!r}")
     headers = {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"}
-    return FileResponse(path, media_type="application/octet-stream", headers=headers)
+    return FileResponse(path, media_type=media_type, headers=headers)
 
 
 def _profile(profile: Profile) -> DeviceProfile:

@@ -44,7 +44,21 @@ _PROBLEMS: dict[int, tuple[str, str, str]] = {
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 BINARY_BODY = {"requestBody": {"required": True, "content": _BINARY}}  # for `openapi_extra=`
+BINARY_FILE = {"requestBody": {"content": _BINARY, "description": "The file; no body is an empty one."}}
 BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"description": "The bytes.", "content": _BINARY}}
+
+# What the schema describes is each event of the stream (OpenAPI 3.1 has no word for a stream).
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"type": "string", "description": "What happened.", "examples": ["RoundCommitted"]},
+        "data": {"type": "string", "description": "JSON: id, job, at (seconds since 1970), kind, body."},
+    },
+}
+EVENT_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Events, one after the other.", "content": {"text/event-stream": {"schema": _EVENT}}}
+}
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -75,6 +89,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
             shared = [503]
             shared += [401] if "security" in operation else []
             shared += [408, 413] if "requestBody" in operation else []
+            shared += [400] if "application/json" in operation.get("requestBody", {}).get("content", {}) else []
             shared += [422] if found.pop("422", None) else []
             shared += [429] if "device" in operation["tags"] else []
             for status in shared:

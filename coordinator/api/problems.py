@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from coordinator.errors import NotAllowed, Refused
 from federation.errors import EmbraceError
@@ -27,6 +28,13 @@ def problem(status: int, title: str, detail: str = "", **more: object) -> JSONRe
     if status == INSUFFICIENT_STORAGE:
         headers["Retry-After"] = "30"
     return JSONResponse(body, status, headers, MEDIA_TYPE)
+
+
+def _methods(request: Request) -> list[str]:
+    """What this path can do. The framework names the methods of the first route that has the path, of several."""
+    tried = ("DELETE", "GET", "HEAD", "POST", "PUT")
+    routes = request.app.routes
+    return [m for m in tried if any(r.matches({**request.scope, "method": m})[0] is Match.FULL for r in routes)]
 
 
 def install(app: FastAPI) -> None:
@@ -45,10 +53,12 @@ def install(app: FastAPI) -> None:
         return problem(422, "Invalid request", f"{where}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
         title = HTTPStatus(error.status_code).phrase
         answer = problem(error.status_code, title, str(error.detail) if error.detail != title else "")
         answer.headers.update(error.headers or {})
+        if error.status_code == 405:
+            answer.headers["Allow"] = ", ".join(_methods(request))
         return answer
 
     @app.exception_handler(ClientDisconnect)

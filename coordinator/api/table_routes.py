@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["admin"], dependencies=[Admin], responses
 CSV = "text/csv; charset=utf-8"
 _TEXT = {"text/csv": {"schema": {"type": "string"}}}
 CSV_BODY: dict[int | str, dict[str, Any]] = {200: {"description": "Names, then a line per row.", "content": _TEXT}}
-FirstRound = Annotated[int, Query(ge=0, description="Leave out the rounds before this one.")]
+FirstRound = Annotated[int, Query(ge=0, lt=10**18, description="Leave out the rounds before this one.")]
 
 
 @router.get(
