@@ -60,7 +60,7 @@ def _stack(axes: Axes, parts: dict[str, list[float]]) -> None:
         axes.barh(range(len(values)), values, left=left, label=part, color=colour, height=0.74)
         left = [a + b for a, b in zip(left, values)]
     _write_values(axes, left, 0.0, 8)
-    _tidy(axes, "x")
+    tidy(axes, "x")
 
 
 def _pair(axes: Axes, parts: dict[str, list[float]]) -> None:
@@ -69,7 +69,7 @@ def _pair(axes: Axes, parts: dict[str, list[float]]) -> None:
         rows = [row + offset for row in range(len(values))]
         axes.barh(rows, values, label=part, color=colour, height=0.36)
     _write_values(axes, values, 0.19, 7)
-    _tidy(axes, "x")
+    tidy(axes, "x")
 
 
 def _write_values(axes: Axes, values: Sequence[float], offset: float, size: int) -> None:
@@ -93,7 +93,7 @@ def plot_steps(title: str, boundaries: Sequence[str], series: dict[str, list[flo
     axes.set_ylabel("ms per step (median)")
     axes.set_title(title)
     axes.legend(frameon=False)
-    _tidy(axes, "y")
+    tidy(axes, "y")
     save(figure, file)
 
 
@@ -134,7 +134,7 @@ def plot_stacks(title: str, parts: Sequence[str], panels: Mapping[str, Sequence[
         axes.set_ylim(max(places) + 0.6, -0.6)
         axes.set_title(panel, loc="left", fontsize=10)
         axes.set_xlim(0, room)
-        _tidy(axes, "x")
+        tidy(axes, "x")
     every[-1].set_xlabel(unit)
     figure.suptitle(title, fontsize=12)
     handles = [Patch(color=colour) for colour in STACK_COLOURS[: len(parts)]]
@@ -171,11 +171,12 @@ def plot_groups(
     axes.set_xlabel(unit)
     axes.set_title(title, loc="left", fontsize=12)
     figure.legend(loc="outside lower center", ncols=len(series), frameon=False, fontsize=9)
-    _tidy(axes, "x")
+    tidy(axes, "x")
     save(figure, file)
 
 
-def _tidy(axes: Axes, grid: Any) -> None:
+def tidy(axes: Axes, grid: Any) -> None:
+    """Fewer lines, and a pale grid behind everything."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, alpha=0.3)
     axes.set_axisbelow(True)

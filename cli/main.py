@@ -19,6 +19,7 @@ from rich.text import Text
 
 from cli.agent import agent
 from cli.bench import bench
+from cli.data import data
 from cli.demo import demo
 from cli.export import export
 from cli.inspect import inspect
@@ -76,6 +77,7 @@ app.command()(agent)
 app.add_typer(job, name="job")
 app.add_typer(device, name="device")
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
 app.command()(demo)
 
 

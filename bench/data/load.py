@@ -21,6 +21,7 @@ class Source:
 
     name: str
     summary: str
+    samples: str  # of the original, for training and for testing
     expected: str  # the files, in words
     folders: tuple[str, ...]  # below the data folder, the first that is there; without any: the data folder itself
     markers: tuple[str, ...]  # any of them must be there
@@ -44,10 +45,11 @@ def _read_bundled(folder: Path, progress: Progress) -> Dataset:
 
 
 _SOURCES = (
-    Source("digits", "8×8 digits, scikit-learn's; comes along", "nothing", (), (), _read_bundled),
+    Source("digits", "8×8 digits, scikit-learn's; comes along", "1,437 + 360", "nothing", (), (), _read_bundled),
     Source(
         "mnist",
         "28×28 handwritten digits; groups: writers, if their numbers are there",
+        "60,000 + 10,000",
         "train-images-idx3-ubyte and three more, raw or .gz (and writers_qmnist.npz)",
         ("mnist", "MNIST/raw", "MNIST"),
         idx.MARKERS,
@@ -56,6 +58,7 @@ _SOURCES = (
     Source(
         "fashion_mnist",
         "28×28 pictures of clothes",
+        "60,000 + 10,000",
         "train-images-idx3-ubyte and three more, raw or .gz",
         ("fashion_mnist", "FashionMNIST/raw", "fashion-mnist", "FashionMNIST"),
         idx.MARKERS,
@@ -64,6 +67,7 @@ _SOURCES = (
     Source(
         "cifar10",
         "32×32 colour photographs of ten kinds",
+        "50,000 + 10,000",
         "data_batch_1.bin to data_batch_5.bin and test_batch.bin, or labels.npz with train_NN.webp and test_NN.webp",
         ("cifar10", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"),
         cifar.MARKERS,
@@ -72,6 +76,7 @@ _SOURCES = (
     Source(
         "femnist",
         "28×28 handwritten digits and letters; groups: writers",
+        "as LEAF sampled it",
         "LEAF's folders train and test of .json files, or femnist_leaf.npz",
         ("femnist", "femnist/data"),
         femnist.MARKERS,
@@ -80,6 +85,7 @@ _SOURCES = (
     Source(
         "imdb",
         "film reviews of 256 words, positive or negative; groups: films",
+        "25,000 + 25,000",
         "aclImdb's folders train and test, or imdb_10k_256.npz",
         ("imdb", "aclImdb", "imdb/aclImdb"),
         imdb.MARKERS,
