@@ -143,7 +143,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not 1 <= self.num_rounds <= 10_000_000:
             raise InputError(f"num_rounds: expected a number from 1 to 10000000, got {self.num_rounds}")
-        if not 0 <= self.seed < 2**32:  # the seeds of tasks are a million times as large, and JSON has 53 bits
+        if not 0 <= self.seed < 2**32:
             raise InputError(f"seed: expected a number from 0 to 2^32 - 1, got {self.seed}")
         if len(self.name) > 200 or not self.name.isprintable():
             raise InputError(f"name: expected at most 200 characters that can be printed, got {self.name[:200]!r}")

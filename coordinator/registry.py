@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
 
-from coordinator.credentials import matches, new_id, new_token, token_hash
+from coordinator.credentials import matches, new_token, token_hash
 from coordinator.errors import NotAllowed
 from coordinator.store.database import Sessions
 from coordinator.store.schema import DeviceRow, EnrolmentRow, MetaRow
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
+from federation.identity import device_id
 
 ADMIN_KEY = "admin_token_hash"
 MOST_KNOWN = 65_536
@@ -49,14 +52,20 @@ class Registry:
         return token
 
     def enrol(self, token: str, name: str, profile: DeviceProfile) -> tuple[str, str]:
-        """A new device: its id and its own token, which nobody sees again."""
+        """A new device: its id, which follows from its name, and its own token, which nobody sees again."""
+        while True:
+            with suppress(IntegrityError):  # two of the same name at once: one of them comes again
+                return self._enrol(token, name, profile)
+
+    def _enrol(self, token: str, name: str, profile: DeviceProfile) -> tuple[str, str]:
         with self.sessions.begin() as session:
             known, left = EnrolmentRow.token_hash == token_hash(token), EnrolmentRow.uses_left
             usable = update(EnrolmentRow).where(known, left > 0, EnrolmentRow.expires_at > self.clock())
             # One statement: of two who come at once with the last use, one gets it.
             if not session.connection().execute(usable.values(uses_left=left - 1)).rowcount:
                 raise NotAllowed("this enrolment token is unknown, used up or expired")
-            own, device, now = new_token("device"), new_id(), self.clock()
+            own, now = new_token("device"), self.clock()
+            device = device_id(name, lambda known: session.get(DeviceRow, known) is not None)
             session.add(
                 DeviceRow(
                     id=device, name=name, token_hash=token_hash(own), profile=asdict(profile), enrolled_at=now,

@@ -22,6 +22,7 @@ from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
+from federation.identity import task_seed
 from federation.messages import encode_task
 from federation.wire import CheckedUpdate, Limits, UpdateDecoder
 
@@ -246,7 +247,7 @@ class Coordinator(JobKeeper):
     def _task(self, session: Session, runner: JobRunner, seat: cohort.Seat) -> TaskOffer:
         assert runner.round is not None
         job = session.get_one(JobRow, runner.id)
-        seed = runner.plan.seed * 1_000_003 + seat.number
+        seed = task_seed(runner.plan.seed, seat.member.device)
         work = encode_task(runner.plan.local.task(seat.member.boundary, runner.round.number, seed))
         return TaskOffer(runner.task_id(seat), job.id, job.bundle, job.version, seat.until, work)
 

@@ -37,7 +37,7 @@ class Enrolment(Document):
 class Enrolled(Document):
     """The device's identity from now on."""
 
-    device: Annotated[str, Field(examples=["9c1f0b7e2a4d6835"])]
+    device: Annotated[str, Field(examples=["83d9012691ea"])]
     token: Annotated[
         str, Field(description="The device's own credential. It is shown once.", examples=["embrace_device_X3k…"])
     ]

@@ -1,0 +1,36 @@
+"""Who a device is and what its chance is: both follow from names, so that two fleets with the same names do the same.
+
+Neither is a secret. What a device may do is decided by its token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from itertools import count
+
+ID_DIGITS = 12
+_SEED_BITS = 53  # what a number in JSON holds exactly everywhere
+
+
+def device_id(name: str, taken: Callable[[str], bool]) -> str:
+    """The id of a new device: the hash of its name; if somebody has that, of its name and a counter.
+
+    >>> device_id("kitchen-pi", lambda known: False)
+    '83d9012691ea'
+    """
+    return next(found for number in count() if not taken(found := _id(name, number)))
+
+
+def task_seed(plan_seed: int, device: str) -> int:
+    """The seed of all tasks of a device in a job: whoever else takes part does not change it."""
+    return int.from_bytes(_hash(f"embrace task {plan_seed} {device}")[:8], "big") >> (64 - _SEED_BITS)
+
+
+def _id(name: str, number: int) -> str:
+    # Behind a zero byte, which no name that people type has, so that 'a' and a counter is no other name.
+    return _hash(name if number == 0 else f"{name}\0{number}").hex()[:ID_DIGITS]
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
