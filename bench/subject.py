@@ -35,7 +35,7 @@ class Subject:
             tiers.setdefault(name, []).append(tier)
         wanted = set(tiers)
         if boundaries == ALL:
-            wanted = {boundary.name for boundary in self.manifest.boundaries}
+            wanted = {boundary.name for boundary in self.manifest.boundaries if boundary.narrow is None}
         elif boundaries != "tiers":
             named = [name.strip() for name in boundaries.split(",") if name.strip()]
             if not named:

@@ -36,6 +36,9 @@ def export(
     tiers: Annotated[
         str | None, typer.Option(help="Largest boundary within a capacity: weak=0.16,moderate=0.42")
     ] = None,
+    widths: Annotated[
+        str | None, typer.Option(help="Narrow models beside the boundaries, by their share of the channels: 0.45,0.2")
+    ] = None,
     engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
@@ -57,7 +60,7 @@ def export(
     with show.progress("export") as report:
         from model_export.bundle import Choices, export_bundle
 
-        choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine))
+        choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine), _parse_widths(widths))
         source = _source(model, input_, dtype, vocabulary, loss, batch, seed)
         source = replace(source, loss=_adjusted(source.loss, label_smoothing, ignore_index))
         target = out or Path(source.name)
@@ -126,6 +129,15 @@ def _parse_tiers(text: str | None) -> dict[str, float] | None:
     return found
 
 
+def _parse_widths(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in show.comma_list(text)]
+    except ValueError:
+        raise InputError(
+            f"--widths {text}: expected numbers between 0 and 1 separated by commas, e.g. 0.45,0.2"
+        ) from None
+
+
 def _list_zoo(as_json: bool) -> None:
     with show.progress("zoo"):
         from model_export.zoo import ZOO
@@ -174,8 +186,9 @@ def describe(manifest: Manifest, boundary: Boundary, batch: int | None = None) -
     return {
         "name": boundary.name,
         "tiers": [tier for tier, name in manifest.tiers.items() if name == boundary.name],
-        "parameters": manifest.weights_from(boundary.layer),
-        "statistics": manifest.statistics_from(boundary.layer),
+        "width": boundary.width,
+        "parameters": manifest.weights_of(boundary),
+        "statistics": manifest.statistics_of(boundary),
         "activations": boundary.activations * (batch or manifest.batch),
         "capacity": capacity(manifest, boundary, batch),
         "train_bytes": boundary.train.bytes if boundary.train else None,

@@ -85,15 +85,17 @@ def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int) -> int:
 def largest_fitting(
     manifest: Manifest, batch: int, room: int, trials: Trials | None
 ) -> tuple[Boundary, int, Trial | None]:
-    """The boundary nearest to the input that fits, with what it needs; each candidate is tried before it is taken."""
+    """The boundary nearest to the input that fits, with what it needs; each candidate is tried before it is taken.
+
+    Narrow ones are no candidates: whether a device trains fewer channels instead of fewer layers is the job's choice.
+    """
+    candidates = [boundary for boundary in manifest.boundaries if boundary.narrow is None]
     known: dict[str, Trial | None] = {}
     correction = 1.0
     while True:
-        fitting = [
-            boundary for boundary in manifest.boundaries if _need(manifest, boundary, batch, correction, known) <= room
-        ]
+        fitting = [boundary for boundary in candidates if _need(manifest, boundary, batch, correction, known) <= room]
         if not fitting:
-            smallest = min(manifest.boundaries, key=lambda b: _need(manifest, b, batch, correction, known))
+            smallest = min(candidates, key=lambda b: _need(manifest, b, batch, correction, known))
             need = _need(manifest, smallest, batch, correction, known)
             raise OutOfMemory(
                 f"no boundary of {manifest.name!r} fits: the smallest, {smallest.name!r}, needs about {_mb(need)} at "

@@ -70,6 +70,8 @@ def fine_tune(
     if held_out is not None and len(held_out) == 0:
         raise EmptyData(f"{held_out.name}: nothing is held out to evaluate with; use more data or --holdout 0")
     layer = allowance.boundary.layer
+    if allowance.boundary.narrow is not None:
+        raise InputError(f"{allowance.boundary.name!r} has a part of the channels, which is for jobs; use another")
     source = BundleSource(directory, manifest)
     original = map_weights(directory / manifest.weights.name, manifest.space)[manifest.space.suffix(layer)]
     key = _key(directory, settled, allowance, train, held_out)

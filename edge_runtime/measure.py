@@ -29,7 +29,9 @@ from edge_runtime.engine.trace import divide
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
 from federation.errors import EmbraceError, OutOfMemory
-from federation.manifest import Manifest, TensorSpec, read_manifest
+from federation.manifest import Boundary, Manifest, TensorSpec, read_manifest
+from federation.narrow import take_corners
+from federation.space import Vector
 from federation.weights import map_weights
 
 TIMEOUT = 3600
@@ -168,10 +170,10 @@ def measure_here(case: Case) -> Measurement:
         load += time.perf_counter() - began
         x = random_inputs(entry, case.batch, manifest.vocabulary)
         labels = random_labels_of(manifest, case.batch)
-        weights = map_weights(directory / manifest.weights.name, manifest.space)[step.suffix]
+        weights = _weights(directory, manifest, boundary)
         step.parameters[:] = weights
         start = Start(step.parameters, case.iterations, RATE, received=weights)
-        local = LocalStep(RULES, start, *runs(manifest.space, boundary.layer))
+        local = LocalStep(RULES, start, *runs(boundary.space(manifest), boundary.layer))
         training: list[float] = []
         optimiser: list[float] = []
         for number in range(count):
@@ -196,6 +198,14 @@ def measure_here(case: Case) -> Measurement:
         optimiser=optimiser[case.warm_up :],
         forward_share=share,
     )
+
+
+def _weights(directory: Path, manifest: Manifest, boundary: Boundary) -> Vector:
+    """What a device receives which trains from a boundary."""
+    everything = map_weights(directory / manifest.weights.name, manifest.space)
+    if boundary.narrow is not None:
+        return take_corners(manifest.space, everything, boundary.space(manifest))
+    return everything[manifest.space.suffix(boundary.layer)]
 
 
 def _timed(action: Callable[[], object]) -> float:

@@ -145,7 +145,10 @@ class Trainer:
         return self.engine
 
     def _advice(self, boundary: Boundary) -> str:
-        smaller = [b.name for b in self.manifest.boundaries if b.layer > boundary.layer]
+        if boundary.width is None:
+            smaller = [b.name for b in self.manifest.boundaries if b.layer > boundary.layer]
+        else:
+            smaller = [b.name for b in self.manifest.boundaries if b.width is not None and b.width < boundary.width]
         return f"{smaller[0]!r} is the next smaller boundary" if smaller else "use a smaller batch"
 
     def _batch(self, task: Task) -> int:
@@ -201,7 +204,7 @@ class Trainer:
                 step.parameters, task.steps, task.rate, received.parameters,
                 received.momentum, received.control, received.server_momentum,
             )  # fmt: skip
-            local = LocalStep(task.rules, start, *runs(self.manifest.space, boundary.layer))
+            local = LocalStep(task.rules, start, *runs(boundary.space(self.manifest), boundary.layer))
         entry = self.manifest.layers[boundary.layer].input
         batch = self._batch(task)
         with watch.part("activation_io"):

@@ -23,6 +23,7 @@ from federation.manifest import (
     Layer,
     Manifest,
     dumps,
+    narrow_name,
 )
 from federation.space import ParameterSpace
 from federation.weights import places, write_weights
@@ -32,6 +33,7 @@ from model_export.capacity import layer_activations, layer_macs
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.layers import LayerGraph, find_layer, split_layers
+from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
 from model_export.source import ModelSource
@@ -51,6 +53,7 @@ class Choices:
     splits: Sequence[str] = ()  # boundary names; empty: all, or the tiers'
     tiers: Mapping[str, float] | None = None  # tier -> capacity
     engines: Sequence[str] = ("portable",)
+    widths: Sequence[float] = ()  # shares of the channels that narrow boundaries keep
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.engines) - set(ENGINES))
@@ -61,6 +64,10 @@ class Choices:
                 raise InputError(f"tier {tier!r}: a tier needs a name, and 'strong' is the one that trains everything")
             if not 0.0 < share <= 1.0:
                 raise InputError(f"tier {tier!r}: a capacity lies between 0 and 1, got {share}")
+        if not all(0.0 < width < 1.0 for width in self.widths) or len(set(self.widths)) < len(self.widths):
+            raise InputError(
+                f"widths {', '.join(f'{width:g}' for width in self.widths)}: expected different numbers between 0 and 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,10 @@ def _move(workshop: Path, out: Path) -> None:
 
 
 def _check_loads(manifest: Manifest, directory: Path) -> None:
-    """Nothing leaves the exporter that a runtime does not load: the largest training graph, and every layer."""
-    if manifest.boundaries[0].train:
-        training_session(directory / manifest.boundaries[0].train.name, Settings())
+    """Nothing leaves the exporter that a runtime does not load: the largest training graphs, and every layer."""
+    for boundary in manifest.boundaries:
+        if boundary.train and boundary.layer == 0:
+            training_session(directory / boundary.train.name, Settings())
     for layer in manifest.layers:
         inference_session(directory / layer.forward.name, Settings())
 
@@ -177,17 +185,36 @@ def _write(
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
     notes = [ONE_LAYER] if len(layers) == 1 else []
-    for number, cut in enumerate(cuts):
-        label = boundary_name(layers, cut)
-        progress(f"differentiating from {label}", number, len(cuts))
-        boundary, remarks = _write_boundary(graph, layers, cut, source, choices, directory)
+    total = len(cuts) + len(choices.widths)
+    for number, (own, suffix, plain_boundary) in enumerate(_to_write(source, graph, layers, cuts, choices)):
+        progress(f"differentiating from {plain_boundary.name}", number, total)
+        boundary, remarks = _write_boundary(own, suffix, plain_boundary, source, choices, directory)
         boundaries.append(boundary)
         notes += [remark for remark in remarks if remark not in notes]
-    progress("done", len(cuts), len(cuts))
+    progress("done", total, total)
     named = {tier: boundary_name(layers, cut) for tier, cut in tiers.items()}
     manifest = replace(plain, boundaries=tuple(boundaries), tiers=named, notes=tuple(notes))
     (directory / MANIFEST_NAME).write_text(dumps(manifest), "utf-8")
     return manifest
+
+
+def _to_write(
+    source: ModelSource, graph: Graph, layers: list[LayerGraph], cuts: Sequence[Cut], choices: Choices
+) -> Iterator[tuple[Graph, list[LayerGraph], Boundary]]:
+    """Every boundary without its files, with the graph it is cut from and its layers; narrow ones are the last."""
+    # Before anything is differentiated: that takes long, and not every model has every width.
+    narrow = [_narrow(source, layers, width) for width in sorted(choices.widths, reverse=True)]
+    for cut in cuts:
+        yield graph, layers[cut.layer :], _plain_boundary(graph, layers, cut)
+    yield from narrow
+
+
+def _narrow(source: ModelSource, wide: list[LayerGraph], width: float) -> tuple[Graph, list[LayerGraph], Boundary]:
+    graph, layers = load_graph(narrow_source(source, width))
+    check_narrow(source, width, wide, layers)
+    plain = _plain_boundary(graph, layers, Cut(0))
+    name = narrow_name(layers[0].name, width)
+    return graph, layers, replace(plain, name=name, width=width, narrow=narrow_shapes(layers))
 
 
 def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:
@@ -259,27 +286,30 @@ def _plain_boundary(graph: Graph, layers: Sequence[LayerGraph], cut: Cut) -> Bou
 
 
 def _write_boundary(
-    graph: Graph, layers: Sequence[LayerGraph], cut: Cut, source: ModelSource, choices: Choices, directory: Path
+    graph: Graph,
+    suffix: Sequence[LayerGraph],
+    boundary: Boundary,
+    source: ModelSource,
+    choices: Choices,
+    directory: Path,
 ) -> tuple[Boundary, list[str]]:
     """One boundary's graphs for each engine, and what could not be done."""
-    boundary = _plain_boundary(graph, layers, cut)
-    stem = _file_stem(cut.layer, boundary.name)
-    suffix, notes = layers[cut.layer :], []
+    stem, notes = _file_stem(boundary.layer, boundary.name), []
     if "portable" in choices.engines:
         name = f"train.{stem}.onnx"
-        model = training_graph(graph, suffix, source.loss, cut.last_steps)
+        model = training_graph(graph, suffix, source.loss, boundary.last_steps)
         (directory / name).write_bytes(serialise(model))
         boundary = replace(boundary, train=file_ref(directory, name))
     if "ort-training" in choices.engines:
-        refs, notes = _write_ort(graph, suffix, cut, source, directory, f"ort_training/{stem}")
+        refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")
         boundary = replace(boundary, ort_training=refs)
     return boundary, notes
 
 
 def _write_ort(
-    graph: Graph, suffix: Sequence[LayerGraph], cut: Cut, source: ModelSource, directory: Path, folder: str
+    graph: Graph, suffix: Sequence[LayerGraph], boundary: Boundary, source: ModelSource, directory: Path, folder: str
 ) -> tuple[tuple[FileRef, ...], list[str]]:
-    if cut.last_steps:
+    if boundary.last_steps:
         return (), ["ort-training: shortened backpropagation through time is for the portable engine only"]
     if any(p.name in graph.fixed_rows for layer in suffix for p in layer.parameters):
         return (), ["ort-training: it would train the padding row of an embedding"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import math
 import re
 import sys
@@ -42,6 +43,7 @@ class ModelSource:
     batch: int
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     build: Callable[[], nn.Module] | None = None  # PyTorch sources
+    build_narrow: Callable[[float], nn.Module] | None = None  # those that can keep a share of their channels
 
     def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
         """Random input of the right shape and type."""
@@ -102,6 +104,7 @@ def load_source(
         batch=batch or entry.batch,
         tiers=entry.tiers,
         build=entry.build,
+        build_narrow=lambda width: zoo_model(f"{reference}@{width:g}").build(),
     )
 
 
@@ -142,7 +145,7 @@ def _file_source(
     path = Path(path_text)
     if input_shape is None:
         raise InputError(f"{reference}: say what the model takes, without the batch: --input 3,32,32")
-    build = _load_factory(path, factory)
+    build, takes_width = _load_factory(path, factory)
     return ModelSource(
         name=f"{path.stem}.{factory}",
         origin=Source("torch", reference, seed),
@@ -152,10 +155,12 @@ def _file_source(
         loss=loss or Loss("cross_entropy"),
         batch=batch or DEFAULT_BATCH,
         build=build,
+        build_narrow=(lambda width: build(width=width)) if takes_width else None,
     )
 
 
-def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
+def _load_factory(path: Path, name: str) -> tuple[Callable[..., nn.Module], bool]:
+    """A user's function that builds a model, and whether it takes a width."""
     if not path.is_file():
         raise InputError(f"no such file: {path}")
     spec = importlib.util.spec_from_file_location(f"embrace_user_{path.stem}", path)
@@ -173,10 +178,10 @@ def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
         functions = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
         raise InputError(f"{path} has no callable named {name!r}; it has: {', '.join(functions) or 'none'}")
 
-    def build() -> nn.Module:
+    def build(**options: float) -> nn.Module:
         try:
             with _neighbours(path):
-                built = factory()
+                built = factory(**options)
         except (Exception, SystemExit) as error:  # whatever the user's factory raises
             raise InputError(f"the factory {name} in {path} failed: {_one_line(error)}") from error
         if not isinstance(built, nn.Module):
@@ -185,7 +190,14 @@ def _load_factory(path: Path, name: str) -> Callable[[], nn.Module]:
             )
         return built
 
-    return build
+    return build, _takes_width(factory)
+
+
+def _takes_width(factory: Callable[..., Any]) -> bool:
+    try:
+        return "width" in inspect.signature(factory).parameters
+    except ValueError:  # not written in Python
+        return False
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from edge_runtime.engine.portable import LayerForward
 from federation.bundle_files import check_bundle
 from federation.errors import BundleError, InputError
 from federation.manifest import Boundary, Manifest, read_manifest
+from federation.narrow import take_corners
 from federation.weights import map_weights
+from model_export.narrow import narrow_manifest, narrow_source
 from model_export.onnx_oracle import OnnxOracle
 from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
 from model_export.shapes import sample_input
@@ -81,8 +83,12 @@ def verify_bundle(
     results = [_compare_layers(manifest, oracle, samples)]
     for number, boundary in enumerate(manifest.boundaries):
         progress(boundary.name, number + 1, total)
+        vector, own = bundle.vector, oracle
+        if boundary.width is not None:
+            vector = take_corners(manifest.space, vector, boundary.space(manifest))
+            own = _oracle(narrow_manifest(manifest, boundary), vector, source_reference, boundary.width)
         for engine, run in _engines(bundle, boundary):
-            results.append(_compare_boundary(boundary, engine, run, oracle, samples, tolerance))
+            results.append(_compare_boundary(boundary, engine, run, own, vector, samples, tolerance))
     progress("done", total, total)
     return results
 
@@ -129,7 +135,7 @@ class _Samples:
         return _Sample(seed, x, random_labels(manifest, self._batch, seed), outputs)
 
 
-def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None) -> Oracle:
+def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None, width: float | None = None) -> Oracle:
     origin = manifest.source
     if reference:
         origin = type(origin)(origin.kind, reference, origin.seed)
@@ -141,6 +147,8 @@ def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None) -> Or
     if origin.kind != "zoo" and not path.is_file():
         raise BundleError(f"the source {path} is not here; say where it is now with --source")
     source = reload_source(origin, **known)
+    if width is not None:
+        source = narrow_source(source, width)
     return OnnxOracle(source, manifest) if origin.kind == "onnx" else TorchOracle(source, manifest, vector)
 
 
@@ -169,7 +177,7 @@ class EngineRun:
     """A training step of one engine, as a device runs it."""
 
     def __init__(self, bundle: _Bundle, boundary: Boundary, engine: EngineName) -> None:
-        self.space, self.boundary = bundle.manifest.space, boundary
+        self.space, self.boundary = boundary.space(bundle.manifest), boundary
         self.step = open_step(bundle.directory, bundle.manifest, boundary, engine)
 
     def __call__(self, sample: _Sample, vector: np.ndarray) -> StepResult:
@@ -182,10 +190,15 @@ class EngineRun:
 
 
 def _compare_boundary(
-    boundary: Boundary, engine: EngineName, run: EngineRun, oracle: Oracle, samples: _Samples, tolerance: float
+    boundary: Boundary,
+    engine: EngineName,
+    run: EngineRun,
+    oracle: Oracle,
+    natural: np.ndarray,
+    samples: _Samples,
+    tolerance: float,
 ) -> Comparison:
     result = Comparison(boundary.name, engine)
-    natural = samples.bundle.vector
     while result.inputs < NATURAL_INPUTS + CALM_INPUTS and (not result.inputs or result.largest() > tolerance):
         sample = samples[result.inputs]
         vector = natural if result.inputs < NATURAL_INPUTS else oracle.calm(boundary, natural)

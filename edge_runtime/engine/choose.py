@@ -42,7 +42,7 @@ def open_step(
     trace: Path | None = None,
 ) -> Step:
     """The training step of a boundary of a bundle directory."""
-    space = manifest.space
+    space = boundary.space(manifest)
     if engine == "ort-training":
         artifacts = directory / Path(boundary.ort_training[0].name).parent
         return OrtTrainingStep(artifacts, space, boundary.layer, settings, trace=trace)

@@ -65,7 +65,8 @@ class OutputSide:
             if not _has_graph(boundary, profile):
                 raise InputError(f"boundary {boundary.name!r} has no graph for the engines {profile.engines}")
             return boundary
-        usable = sorted((b for b in manifest.boundaries if _has_graph(b, profile)), key=_nearest_to_the_input)
+        ordinary = (b for b in manifest.boundaries if b.narrow is None and _has_graph(b, profile))
+        usable = sorted(ordinary, key=_nearest_to_the_input)
         if not usable:
             raise InputError(f"{manifest.name!r} has no training graph for the engines {profile.engines}")
         need = 0

@@ -273,3 +273,40 @@ def test_targets(embrace: Embrace, tmp_path: Path) -> None:
     assert "is a file; --out takes a directory" in embrace("export", "mnist_lr", "--out", file).error
     assert contents(full) == {"mine.txt": b"keep"}
     assert embrace("export", "mnist_lr", "--out", empty).code == 0
+
+
+def test_narrow_models_beside_the_boundaries(embrace: Embrace, tmp_path: Path) -> None:
+    target = tmp_path / "digits"
+    answer = embrace("export", "digits", "--split", "dense", "--widths", "0.2, 0.5", "--out", target, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert [(b["name"], b["width"]) for b in answer.json["boundaries"]] == [
+        ("conv1", None), ("dense", None), ("conv1@0.5", 0.5), ("conv1@0.2", 0.2),
+    ]  # fmt: skip
+    shown = embrace("inspect", target, "--json").json["boundaries"]
+    # 4, 8, 16 channels and 16 units: kernels, batch norm, dense layers
+    assert shown[2]["parameters"] == 36 + 8 + 288 + 16 + 1152 + 32 + 16 * 64 + 16 + 160 + 10
+    assert shown[2]["statistics"] == 2 * (4 + 8 + 16)
+    assert shown[2]["activations"] == 32 * (4 * 64 + 8 * 64 + 16 * 16 + 16 + 10)
+    assert "conv1@0.2" in embrace("inspect", target).out
+    verified = embrace("verify", target, "--json").json
+    assert verified["passed"] and "conv1@0.2" in {result["boundary"] for result in verified["results"]}
+
+
+@pytest.mark.parametrize(
+    ("widths", "words"),
+    [
+        ("half", "--widths half: expected numbers between 0 and 1"),
+        ("1", "expected different numbers between 0 and 1"),
+        ("0.5,0.5", "expected different numbers between 0 and 1"),
+    ],
+)
+def test_widths_that_are_none(embrace: Embrace, tmp_path: Path, widths: str, words: str) -> None:
+    answer = embrace("export", "digits", "--widths", widths, "--out", tmp_path / "d")
+    assert answer.code == 2 and words in answer.error
+
+
+def test_a_model_with_one_width(embrace: Embrace, tmp_path: Path, models: Path) -> None:
+    answer = embrace("export", f"{models}:good", "--input", "4", "--widths", "0.5", "--out", tmp_path / "d")
+    assert answer.code == 2 and "has one width only" in answer.error
+    answer = embrace("export", dense_onnx(tmp_path / "m.onnx"), "--widths", "0.5", "--out", tmp_path / "d")
+    assert answer.code == 2 and "has one width only" in answer.error

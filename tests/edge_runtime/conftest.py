@@ -18,6 +18,7 @@ from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import Settings
 from edge_runtime.layers import BundleSource
 from federation.manifest import Boundary, Manifest
+from federation.narrow import take_corners
 from federation.space import Vector
 from federation.weights import map_weights
 
@@ -56,7 +57,10 @@ class Bundle:
 
     def suffix(self, boundary: str) -> Vector:
         """The weights that a device receives which trains from a boundary."""
-        return np.array(self.weights[self.manifest.space.suffix(self.manifest.boundary(boundary).layer)])
+        found = self.manifest.boundary(boundary)
+        if found.narrow is not None:
+            return take_corners(self.manifest.space, self.weights, found.space(self.manifest))
+        return np.array(self.weights[self.manifest.space.suffix(found.layer)])
 
     def module(self) -> Any:
         """The PyTorch module with exactly the bundle's weights and statistics."""
@@ -71,7 +75,7 @@ class Bundle:
     def step(self, boundary: str, engine: EngineName = "portable", **more: Any) -> Step:
         """A training step that has the bundle's weights."""
         step = open_step(self.directory, self.manifest, self.manifest.boundary(boundary), engine, **more)
-        step.parameters[:] = self.weights[step.suffix]
+        step.parameters[:] = self.suffix(boundary)
         return step
 
     def batch(self, boundary: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -87,18 +91,45 @@ class Bundle:
         return x, rng.integers(0, most, (count, *self.manifest.labels.shape)).astype(self.manifest.labels.dtype)
 
 
-def export(directory: Path, reference: str, *, engines: tuple[str, ...] = ENGINES, splits: Any = (), **known: Any):
+def export(
+    directory: Path,
+    reference: str,
+    *,
+    engines: tuple[str, ...] = ENGINES,
+    splits: Any = (),
+    widths: Any = (),
+    **known: Any,
+) -> Bundle:
     pytest.importorskip("torch")
     from model_export.bundle import Choices, export_bundle
     from model_export.source import load_source
 
     source = load_source(reference, **known)
-    return Bundle(directory, export_bundle(source, directory, Choices(splits=splits, engines=engines)), source)
+    choices = Choices(splits=splits, engines=engines, widths=widths)
+    return Bundle(directory, export_bundle(source, directory, choices), source)
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Bundle:
     return export(tmp_path_factory.mktemp("bundles") / "digits", "digits")
+
+
+@pytest.fixture(scope="session")
+def narrowed(tmp_path_factory) -> Bundle:
+    """digits with narrow boundaries."""
+    widths = (0.75, 0.45, 0.2)
+    return export(tmp_path_factory.mktemp("bundles") / "narrowed", "digits", splits=["classifier"], widths=widths)
+
+
+def sliced_module(bundle: Bundle, width: float) -> Any:
+    """The zoo's own narrow module, with the first elements of the bundle's tensors along every axis."""
+    import torch
+
+    module = bundle.source.build(width=width)
+    state = module.state_dict()
+    for name, value in bundle.manifest.space.views(np.array(bundle.weights)).items():
+        state[name].copy_(torch.from_numpy(value)[tuple(slice(size) for size in state[name].shape)])
+    return module
 
 
 @pytest.fixture(scope="session")
