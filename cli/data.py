@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli import show
-from federation.errors import InputError
 
 if TYPE_CHECKING:
     from bench.data import Dataset
@@ -29,7 +30,19 @@ Shards = Annotated[int | None, typer.Option(help="shard: how many each device ge
 Labels = Annotated[int | None, typer.Option(help="digits: how many labels each device has. Default: 2.")]
 Similarity = Annotated[float | None, typer.Option(help="similarity: the fraction that is dealt at random.")]
 Groups = Annotated[int | None, typer.Option(help="natural: writers or films per device. Default: all are dealt.")]
+Out = Annotated[Path, typer.Option(help="Where the result goes: a picture, FILE.png, or a new folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A data set and who gets what of it."""
+
+    data: Dataset
+    parts: list[Numbers]
+    counts: Numbers  # devices × classes
+    facts: dict[str, Any]  # how it was dealt
+    title: str  # the same in words
 
 
 @data.command("list")
@@ -66,120 +79,94 @@ def list_(data_dir: DataDir = Path("data"), json_: Json = False) -> None:
             screen.print(f"{line['name']}: expected {line['expected']} in {line['looked_for'][0]}", markup=False)
 
 
-@data.command()
-def plot(
-    name: Name,
-    out: Annotated[Path, typer.Option(help="Where to draw: FILE.png")],
-    partitioner: Partitioner = "iid",
-    devices: Devices = 20,
-    seed: Seed = 0,
-    alpha: Alpha = None,
-    min_partition_size: Smallest = None,
-    shards_per_partition: Shards = None,
-    labels_per_partition: Labels = None,
-    similarity: Similarity = None,
-    groups_per_partition: Groups = None,
-    data_dir: DataDir = Path("data"),
-    json_: Json = False,
-) -> None:
+def _dealing(use: Callable[[Dealt, Path], dict[str, Any]]) -> Callable[..., None]:
+    """A subcommand with every option of dealing; `use` does something with what was dealt and says what, for JSON."""
+
+    def command(
+        name: Name,
+        out: Out,
+        partitioner: Partitioner = "iid",
+        devices: Devices = 20,
+        seed: Seed = 0,
+        alpha: Alpha = None,
+        min_partition_size: Smallest = None,
+        shards_per_partition: Shards = None,
+        labels_per_partition: Labels = None,
+        similarity: Similarity = None,
+        groups_per_partition: Groups = None,
+        data_dir: DataDir = Path("data"),
+        json_: Json = False,
+    ) -> None:
+        constants = {
+            "alpha": alpha,
+            "min_partition_size": min_partition_size,
+            "shards_per_partition": shards_per_partition,
+            "labels_per_partition": labels_per_partition,
+            "similarity": similarity,
+            "groups_per_partition": groups_per_partition,
+        }
+        given = {key: value for key, value in constants.items() if value is not None}
+        dealt = _deal(name, data_dir, partitioner, given, devices, seed)
+        result = use(dealt, out)
+        if json_:
+            show.print_json({**dealt.facts, **result})
+            return
+        _print_parts(dealt)
+        show.console().print(f"written: {out}", markup=False)
+
+    command.__doc__ = use.__doc__
+    return command
+
+
+def _plot(dealt: Dealt, out: Path) -> dict[str, Any]:
     """Draw which device gets which classes: one stacked bar per device.
 
     Example: embrace data plot mnist --partitioner dirichlet --alpha 0.1 --devices 20 --out parts.png
     """
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"--out {out}: expected a file in a directory that exists")
-    constants = _given(
-        alpha, min_partition_size, shards_per_partition, labels_per_partition, similarity, groups_per_partition
-    )
-    found, parts = _deal(name, data_dir, partitioner, constants, devices, seed)
-    from bench.data import label_counts
     from bench.data.plot import plot_partition
 
-    counts = label_counts(parts, found.y_train, found.num_classes)
-    how = " ".join([partitioner, *(f"{key}={value:g}" for key, value in constants.items())])
-    plot_partition(f"{name}, {how}, {devices} devices, seed {seed}", counts, out)
-    if json_:
-        facts = _facts(name, partitioner, constants, devices, seed)
-        show.print_json({**facts, "counts": counts.tolist(), "picture": str(out)})
-        return
-    _print_parts(found, counts)
-    show.console().print(f"picture: {out}", markup=False)
+    plot_partition(dealt.title, dealt.counts, out)
+    return {"counts": dealt.counts.tolist(), "picture": str(out)}
 
 
-@data.command()
-def split(
-    name: Name,
-    out: Annotated[Path, typer.Option(help="A new folder for device-NNN.npz and test.npz.")],
-    partitioner: Partitioner = "iid",
-    devices: Devices = 20,
-    seed: Seed = 0,
-    alpha: Alpha = None,
-    min_partition_size: Smallest = None,
-    shards_per_partition: Shards = None,
-    labels_per_partition: Labels = None,
-    similarity: Similarity = None,
-    groups_per_partition: Groups = None,
-    data_dir: DataDir = Path("data"),
-    json_: Json = False,
-) -> None:
-    """Write one archive per device, which `embrace agent --data` reads, and test.npz.
+def _split(dealt: Dealt, out: Path) -> dict[str, Any]:
+    """Write a folder with one archive per device, device-NNN.npz, which `embrace agent --data` reads, and test.npz.
 
     Example: embrace data split mnist --partitioner digits --labels-per-partition 2 --devices 100 --out parts
     """
-    constants = _given(
-        alpha, min_partition_size, shards_per_partition, labels_per_partition, similarity, groups_per_partition
-    )
-    found, parts = _deal(name, data_dir, partitioner, constants, devices, seed)
-    from bench.data import label_counts
     from bench.data.split import write_split
 
-    facts = _facts(name, partitioner, constants, devices, seed)
     with show.progress("split") as bar:
-        files = write_split(found, parts, facts, out, bar)
-    if json_:
-        show.print_json({**facts, "sizes": [len(part) for part in parts], "files": [str(file) for file in files]})
-        return
-    _print_parts(found, label_counts(parts, found.y_train, found.num_classes))
-    show.console().print(f"written: {files[0]} … {files[-1].name}, test.npz", markup=False)
+        files = write_split(dealt.data, dealt.parts, dealt.facts, out, bar)
+    return {"sizes": [len(part) for part in dealt.parts], "files": [str(file) for file in files]}
 
 
-def _given(
-    alpha: float | None,
-    min_partition_size: int | None,
-    shards_per_partition: int | None,
-    labels_per_partition: int | None,
-    similarity: float | None,
-    groups_per_partition: int | None,
-) -> dict[str, float | int]:
-    """The constants that were asked for: a partitioner refuses those that are not its own."""
-    return {key: value for key, value in locals().items() if value is not None}
-
-
-def _facts(name: str, partitioner: str, constants: dict[str, Any], devices: int, seed: int) -> dict[str, Any]:
-    return {"dataset": name, "partitioner": partitioner, **constants, "devices": devices, "seed": seed}
+data.command("plot")(_dealing(_plot))
+data.command("split")(_dealing(_split))
 
 
 def _deal(
     name: str, data_dir: Path, partitioner: str, constants: dict[str, Any], devices: int, seed: int
-) -> tuple[Dataset, list[Numbers]]:
+) -> Dealt:
     """Everything that can be wrong with the words is found before the data is read."""
-    from bench.data import load_dataset, make_partitioner
+    from bench.data import label_counts, load_dataset, make_partitioner
 
     dealer = make_partitioner(partitioner, constants)
     with show.progress(name) as bar:
         found = load_dataset(name, data_dir, bar)
-        return found, dealer.partition(found.y_train, devices, seed, found.groups)
+        parts = dealer.partition(found.y_train, devices, seed, found.groups)
+    facts = {"dataset": name, "partitioner": partitioner, **constants, "devices": devices, "seed": seed}
+    how = " ".join([partitioner, *(f"{key}={value:g}" for key, value in constants.items())])
+    title = f"{name}, {how}, {devices} devices, seed {seed}"
+    return Dealt(found, parts, label_counts(parts, found.y_train, found.num_classes), facts, title)
 
 
-def _print_parts(found: Dataset, counts: Numbers) -> None:
+def _print_parts(dealt: Dealt) -> None:
     """A few lines: with a hundred devices a table of all says less than the picture."""
-    sizes, kinds = counts.sum(1), (counts > 0).sum(1)
+    sizes, kinds = dealt.counts.sum(1), (dealt.counts > 0).sum(1)
     rows = [
-        (what, *(show.number(int(function(0))) for function in (values.min, values.max)), f"{values.mean():.1f}")
+        (what, show.number(int(values.min())), show.number(int(values.max())), f"{values.mean():,.1f}")
         for what, values in (("samples per device", sizes), ("classes per device", kinds))
     ]
-    left_out = len(found.y_train) - int(sizes.sum())
-    title = f"{found.name}: {sizes.sum():,} samples on {len(sizes)} devices" + (
-        f", {left_out:,} left out" if left_out else ""
-    )
+    title = f"{dealt.data.name}: {sizes.sum():,} of {len(dealt.data.y_train):,} samples on {len(sizes)} devices"
     show.console().print(show.table(title, ("", "least", "most", "mean"), rows))

@@ -24,6 +24,7 @@ from cli.demo import demo
 from cli.export import export
 from cli.inspect import inspect
 from cli.job import device, job
+from cli.plot import plot
 from cli.serve import serve
 from cli.train import train
 from cli.verify import verify
@@ -78,6 +79,7 @@ app.add_typer(job, name="job")
 app.add_typer(device, name="device")
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
+app.command()(plot)
 app.command()(demo)
 
 

@@ -47,7 +47,7 @@ def test_a_picture_of_a_partition(embrace, tmp_path: Path):
     classes_present = {(0x1F, 0x77, 0xB4), (0xD6, 0x27, 0x28), (0x17, 0xBE, 0xCF)}  # 0, 3 and 9
     assert classes_present <= colours
     words = embrace("data", "plot", "digits", "--out", out)
-    assert words.code == 0 and "1,437 samples on 20 devices" in words.out and str(out) in words.out
+    assert words.code == 0 and "1,437 of 1,437 samples on 20 devices" in words.out and str(out) in words.out
 
 
 def test_many_devices_and_many_classes_are_drawn_too(tmp_path: Path):
@@ -96,7 +96,7 @@ def test_what_cannot_be_done(embrace, tmp_path: Path, arguments: tuple[str, ...]
 
 
 def test_pictures_need_a_place(embrace, tmp_path: Path):
-    assert "in a directory that exists" in embrace("data", "plot", "digits", "--out", tmp_path / "no" / "x.png").error
+    assert "cannot draw" in embrace("data", "plot", "digits", "--out", tmp_path / "no" / "x.png").error
     assert "cannot draw" in embrace("data", "plot", "digits", "--out", tmp_path / "x.nothing").error
     (tmp_path / "file").touch()
     assert "cannot write" in embrace("data", "split", "digits", "--out", tmp_path / "file" / "below").error
