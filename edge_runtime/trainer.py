@@ -17,6 +17,7 @@ from edge_runtime.data import Augmentation, Samples, shuffled
 from edge_runtime.data.chance import sample_bits
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
+from edge_runtime.engine.ordered_dropout import open_coverage
 from edge_runtime.engine.session import Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
@@ -25,6 +26,7 @@ from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.timing import Stopwatch
 from federation.axes.local import LocalStep, Start, runs
 from federation.axes.local.rule import check_like
+from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary
 from federation.messages import Report, Task
@@ -91,20 +93,21 @@ class Trainer:
         self.engine, self.settings, self.plan = engine, settings or Settings(), plan or ForwardPlan()
         self.measures_memory = measures_memory
         self.forward_share, self.progress = forward_share, progress
-        self._step: tuple[str, GradientStep] | None = None
+        self._step: tuple[tuple[str, ...], GradientStep] | None = None
         self._stored: _Stored | None = None
         self._idle = current_memory()
 
     def run(self, task: Task, received: Received, watch: Stopwatch | None = None) -> Outcome:
         """Run a task. A failure leaves nothing behind but this trainer's own buffers."""
-        boundary = self.manifest.boundary(task.boundary)
+        covered = coverage(self.manifest, task.boundary)
+        boundary = covered.boundary
         watch = watch or Stopwatch()
         meter = PeakMeter(self._idle)
         try:
             with watch.part("load"), meter if self.measures_memory else nullcontext():
-                self._prepare(task, boundary, watch)
+                self._prepare(task, covered, watch)
                 with watch.part("training"):
-                    local, losses = self._train(task, boundary, received, watch)
+                    local, losses = self._train(task, covered, received, watch)
         except (MemoryError, OutOfMemory) as error:
             self.close()
             problem = str(error) or "not enough memory"
@@ -112,7 +115,7 @@ class Trainer:
         stored = self._stored.rows.nbytes if self._stored and boundary.layer else 0
         report = Report(
             status="done",
-            boundary=boundary.name,
+            boundary=self.manifest.tiers.get(task.boundary, task.boundary),
             engine=self._engine().name,
             profile=self.settings.profile,
             round=task.round,
@@ -154,8 +157,9 @@ class Trainer:
     def _batch(self, task: Task) -> int:
         return min(task.batch, len(self.samples))
 
-    def _prepare(self, task: Task, boundary: Boundary, watch: Stopwatch) -> None:
+    def _prepare(self, task: Task, covered: Coverage, watch: Stopwatch) -> None:
         """Fresh activations first, the session afterwards: with little memory they are not held at the same time."""
+        boundary, graphs = covered.boundary, tuple(graph.name for graph in covered.graphs)
         if boundary.layer and not self._still_good(task, boundary):
             if self.settings.profile == "low_memory":
                 self._step = None
@@ -163,9 +167,9 @@ class Trainer:
                 self._stored.rows.close()
                 self._stored = None
             self._stored = self._store(task, boundary, watch)
-        if self._step is None or self._step[0] != boundary.name:
+        if self._step is None or self._step[0] != graphs:
             self._step = None  # the old one goes before the new one comes
-            self._step = boundary.name, self._engine().open_step(boundary)
+            self._step = graphs, open_coverage(self._engine(), self.manifest, covered)
 
     def _still_good(self, task: Task, boundary: Boundary) -> bool:
         stored = self._stored
@@ -193,10 +197,10 @@ class Trainer:
         return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, task.seed, augmentation)
 
     def _train(
-        self, task: Task, boundary: Boundary, received: Received, watch: Stopwatch
+        self, task: Task, covered: Coverage, received: Received, watch: Stopwatch
     ) -> tuple[LocalStep, list[float]]:
         assert self._step is not None
-        step = self._step[1]
+        step, boundary = self._step[1], covered.boundary
         check_like("parameters", received.parameters, step.parameters)
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
@@ -204,7 +208,8 @@ class Trainer:
                 step.parameters, task.steps, task.rate, received.parameters,
                 received.momentum, received.control, received.server_momentum,
             )  # fmt: skip
-            local = LocalStep(task.rules, start, *runs(boundary.space(self.manifest), boundary.layer))
+            space = boundary.space(self.manifest)
+            local = LocalStep(task.rules, start, *runs(space, boundary.layer, covered.layers))
         entry = self.manifest.layers[boundary.layer].input
         batch = self._batch(task)
         with watch.part("activation_io"):

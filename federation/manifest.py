@@ -181,6 +181,14 @@ class Manifest:
     def space(self) -> ParameterSpace:
         return ParameterSpace([layer.parameters for layer in self.layers])
 
+    @property
+    def whole(self) -> Boundary:
+        """The boundary that trains everything."""
+        for boundary in self.boundaries:
+            if boundary.whole:
+                return boundary
+        raise BundleError(f"{self.name!r} has no boundary that trains the whole model; export it again")
+
     def boundary(self, name: str) -> Boundary:
         """A boundary by its own name or by a tier's name."""
         wanted = self.tiers.get(name, name)

@@ -92,8 +92,10 @@ def check_rules(rules: Sequence[LocalRule]) -> None:
         raise InputError(f"rules: expected ServerMomentum to stand last, got {order}")
 
 
-def runs(space: ParameterSpace, first_layer: int) -> tuple[list[slice], list[slice]]:
+def runs(space: ParameterSpace, first_layer: int, trained: range | None = None) -> tuple[list[slice], list[slice]]:
     """Where weights and where statistics lie in the suffix that begins with a layer; neighbours are one run.
+
+    `trained`: of these layers only; all others stay as they are.
 
     >>> from federation.space import Parameter
     >>> w, b, mean = Parameter("w", "weight", (2,)), Parameter("b", "weight", (2,)), Parameter("m", "statistic", (2,))
@@ -104,9 +106,12 @@ def runs(space: ParameterSpace, first_layer: int) -> tuple[list[slice], list[sli
         raise InputError(f"first_layer: expected 0 to {len(space.layers) - 1}, got {first_layer}")
     found: dict[str, list[slice]] = {"weight": [], "statistic": []}
     end = 0
-    for parameter in (parameter for layer in space.layers[first_layer:] for parameter in layer):
+    numbered = enumerate(space.layers[first_layer:], first_layer)
+    for index, parameter in ((index, parameter) for index, layer in numbered for parameter in layer):
         start, end = end, end + parameter.size
         same = found[parameter.kind]
+        if trained is not None and index not in trained:
+            continue
         if same and same[-1].stop == start:
             same[-1] = slice(same[-1].start, end)
         elif start < end:
