@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from federation.axes.cover import Cover, DeviceProfile, ensure_coverage, trained_layers, uncovered_layers
+from federation.axes.cover import Cover, DeviceProfile, ensure_coverage, uncovered_layers
 from federation.axes.participate import Participation, Slot
+from federation.coverage import coverage
 from federation.errors import InputError, OutOfMemory
-from federation.manifest import Boundary, Manifest
+from federation.manifest import Manifest
 
 SeatState = Literal["offered", "leased", "arrived", "expired", "failed"]
 Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
@@ -25,7 +26,7 @@ class Member:
     """A device and what it would train."""
 
     device: str
-    boundary: str
+    boundary: str  # what it trains, as text: federation/coverage.py
     trains: int  # layers; whoever takes over a slot should train as many
 
     def __post_init__(self) -> None:
@@ -192,7 +193,7 @@ class Cohort:
 
 def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest) -> Member:
     """A device that may take over a seat."""
-    return _member(device, cover.choose(manifest, profile), manifest)
+    return _member(device, cover.cover(manifest, profile), manifest)
 
 
 def assign(
@@ -238,20 +239,20 @@ def assign(
 
 def _fit(
     available: Iterable[str], profiles: Mapping[str, DeviceProfile], cover: Cover, manifest: Manifest
-) -> tuple[dict[str, Boundary], tuple[tuple[str, str], ...]]:
+) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """What every available device trains; and of those that cannot train anything here, why not."""
-    fit: dict[str, Boundary] = {}
+    fit: dict[str, str] = {}
     unfit: dict[str, str] = {}
     for device in sorted(set(available)):
         try:
-            fit[device] = cover.choose(manifest, profiles.get(device) or DeviceProfile())
+            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile())
         except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
             unfit[device] = str(error)
     return fit, tuple(unfit.items())
 
 
-def _member(device: str, boundary: Boundary, manifest: Manifest) -> Member:
-    return Member(device, boundary.name, len(trained_layers(manifest, boundary)))
+def _member(device: str, text: str, manifest: Manifest) -> Member:
+    return Member(device, text, len(coverage(manifest, text).layers))
 
 
 def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:

@@ -7,6 +7,7 @@ between the exporter, the coordinator and the devices; docs/bundle.md explains e
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from federation.decode import ABSENT, decode
 from federation.errors import BundleError, InputError
-from federation.narrow import narrow_space
+from federation.narrow import Shapes, narrow_space
 from federation.space import Kind, Parameter, ParameterSpace
 
 FORMAT_VERSION = 1
@@ -200,17 +201,24 @@ class Manifest:
 
     def weights_from(self, layer: int) -> int:
         """Number of trainable elements from a layer to the output (p in the papers)."""
-        return _count(self.space, layer, "weight")
+        return self._count(layer, "weight")
 
     def statistics_from(self, layer: int) -> int:
-        return _count(self.space, layer, "statistic")
+        return self._count(layer, "statistic")
 
     def weights_of(self, boundary: Boundary) -> int:
         """Number of elements that training from a boundary changes by their gradients."""
-        return _count(boundary.space(self), boundary.layer, "weight")
+        return self._count(boundary.layer, "weight", boundary.narrow)
 
     def statistics_of(self, boundary: Boundary) -> int:
-        return _count(boundary.space(self), boundary.layer, "statistic")
+        return self._count(boundary.layer, "statistic", boundary.narrow)
+
+    def _count(self, first_layer: int, kind: Kind, narrow: Shapes | None = None) -> int:
+        """Asked for every device of a large fleet, so without making a space."""
+        if narrow is None:
+            return sum(p.size for layer in self.layers[first_layer:] for p in layer.parameters if p.kind == kind)
+        pairs = zip((p for layer in self.layers for p in layer.parameters), (s for own in narrow for s in own))
+        return sum(math.prod(shape) for parameter, shape in pairs if parameter.kind == kind)
 
     def files(self) -> list[FileRef]:
         """Every file of the bundle but the manifest itself."""
@@ -219,10 +227,6 @@ class Manifest:
             found += [boundary.train] if boundary.train else []
             found += boundary.ort_training
         return found
-
-
-def _count(space: ParameterSpace, first_layer: int, kind: Kind) -> int:
-    return sum(p.size for layer in space.layers[first_layer:] for p in layer if p.kind == kind)
 
 
 def dumps(manifest: Manifest) -> str:

@@ -15,7 +15,6 @@ from federation.axes.cover import (
     Everything,
     OutputSide,
     ensure_coverage,
-    trained_layers,
     uncovered_layers,
 )
 from federation.axes.participate import Slot
@@ -112,42 +111,44 @@ def test_more_memory_never_trains_less(memory: int, more: int, batch: int) -> No
 
 def test_layers_without_parameters_need_no_trainer() -> None:
     assert uncovered_layers(MODEL, []) == ["stem", "middle", "head"]
-    assert uncovered_layers(MODEL, [WEAK]) == ["stem", "middle"]
-    assert uncovered_layers(MODEL, [WEAK, MODERATE]) == ["stem"]
-    assert uncovered_layers(MODEL, [WEAK, STRONG]) == []
-    assert list(trained_layers(MODEL, MODERATE)) == [2, 3]
+    assert uncovered_layers(MODEL, ["weak"]) == ["stem", "middle"]
+    assert uncovered_layers(MODEL, ["head", "middle"]) == ["stem"]
+    assert uncovered_layers(MODEL, ["head", "..head"]) == []
+    assert uncovered_layers(MODEL, ["..middle"]) == ["middle", "head"]
 
 
 def test_the_one_drawn_last_makes_room() -> None:
-    boundaries = {"a": WEAK, "b": MODERATE, "c": WEAK, "d": MODERATE, "e": STRONG, "f": STRONG}
+    covers = {"a": "head", "b": "middle", "c": "head", "d": "middle", "e": "stem", "f": "stem"}
     slots = [Slot(0, "a"), Slot(1, "b"), Slot(2, "c")]
-    assert ensure_coverage(MODEL, slots, boundaries, ["d", "f", "e"]) == [Slot(0, "a"), Slot(1, "b"), Slot(2, "f")]
-    kept = ensure_coverage(MODEL, slots, boundaries, ["d", "f", "e"], fixed={"b", "c"})
+    assert ensure_coverage(MODEL, slots, covers, ["d", "f", "e"]) == [Slot(0, "a"), Slot(1, "b"), Slot(2, "f")]
+    kept = ensure_coverage(MODEL, slots, covers, ["d", "f", "e"], fixed={"b", "c"})
     assert kept == [Slot(0, "f"), Slot(1, "b"), Slot(2, "c")]
 
 
 def test_who_is_fixed_stays() -> None:
     slots = [Slot(0, "a"), Slot(1, "b")]
-    boundaries = {"a": WEAK, "b": WEAK, "c": STRONG}
-    assert ensure_coverage(MODEL, slots, boundaries, ["c"], fixed={"a", "b"}) == slots
+    covers = {"a": "head", "b": "head", "c": "stem"}
+    assert ensure_coverage(MODEL, slots, covers, ["c"], fixed={"a", "b"}) == slots
 
 
 def test_the_best_there_is_if_nobody_can_train_everything() -> None:
-    boundaries = {"a": WEAK, "b": WEAK, "c": MODERATE}
-    assert ensure_coverage(MODEL, [Slot(0, "a")], boundaries, ["b", "c"]) == [Slot(0, "c")]
-    assert ensure_coverage(MODEL, [Slot(0, "a")], boundaries, ["b"]) == [Slot(0, "a")]
+    covers = {"a": "head", "b": "head", "c": "middle"}
+    assert ensure_coverage(MODEL, [Slot(0, "a")], covers, ["b", "c"]) == [Slot(0, "c")]
+    assert ensure_coverage(MODEL, [Slot(0, "a")], covers, ["b"]) == [Slot(0, "a")]
 
 
 def test_a_draw_with_replacement_stays() -> None:
     slots = [Slot(0, "a", 2), Slot(1, "b")]
-    assert ensure_coverage(MODEL, slots, {"a": WEAK, "b": WEAK, "c": STRONG}, ["c"]) == slots
+    assert ensure_coverage(MODEL, slots, {"a": "head", "b": "head", "c": "stem"}, ["c"]) == slots
 
 
-fleets = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.sampled_from(BOUNDARIES), min_size=1)
+fleets = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=3), st.sampled_from([boundary.name for boundary in BOUNDARIES]), min_size=1
+)
 
 
 @given(fleets, st.data())
-def test_every_layer_has_a_trainer_if_anybody_there_can_train_it(fleet: dict[str, Boundary], data: Any) -> None:
+def test_every_layer_has_a_trainer_if_anybody_there_can_train_it(fleet: dict[str, str], data: Any) -> None:
     order = data.draw(st.permutations(sorted(fleet)))
     size = data.draw(st.integers(1, len(order)))
     slots = [Slot(number, device) for number, device in enumerate(order[:size])]
@@ -162,7 +163,7 @@ def test_every_layer_has_a_trainer_if_anybody_there_can_train_it(fleet: dict[str
 
 
 @given(fleets, st.data())
-def test_the_fixed_stay_whatever_is_missing(fleet: dict[str, Boundary], data: Any) -> None:
+def test_the_fixed_stay_whatever_is_missing(fleet: dict[str, str], data: Any) -> None:
     order = data.draw(st.permutations(sorted(fleet)))
     size = data.draw(st.integers(1, len(order)))
     slots = [Slot(number, device) for number, device in enumerate(order[:size])]
