@@ -41,7 +41,7 @@ class TorchStep:
 
     def __init__(self, module: nn.Module, manifest: Manifest, boundary: Boundary) -> None:
         """`module` takes what enters the boundary's layer."""
-        space = manifest.space
+        space = boundary.space(manifest)
         self.suffix = space.suffix(boundary.layer)
         self.parameters: Vector = np.zeros(self.suffix.stop - self.suffix.start, np.float32)
         self.gradients: Vector = np.zeros_like(self.parameters)
@@ -143,7 +143,7 @@ class TorchEngine:
     def trained_part(self, boundary: Boundary) -> nn.Module:
         """A new module that takes what enters the boundary's layer."""
         if boundary.layer == 0:
-            return build_module(self.manifest).train()
+            return build_module(self.manifest, boundary.width).train()
         return back_module(self.directory, self.manifest, boundary.layer)
 
     def frozen_part(self, layer: int) -> nn.Module:

@@ -1,0 +1,233 @@
+"""Devices of a simulation, several at once where that is quicker, with the results of training them one by one.
+
+A step of a small model is mostly overhead: of Python, of PyTorch, of a dozen small kernels. Devices that do the same
+(boundary, steps, batch, rules) on different data share it. A device's result depends on its own data and on how many
+devices are trained with it, not on which; who wants equal results from any number of processes forms groups of the
+cohort's order, before they are handed out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from bench.simulate.group_step import GroupStep, stackable
+from bench.simulate.ready import ReadySamples
+from bench.simulate.torch_engine import Forward, TorchEngine, infer
+from edge_runtime.data import Augmentation, Samples
+from edge_runtime.layers import LayerSource
+from edge_runtime.trainer import Outcome, Received, Trainer, batches
+from federation.axes.local import LocalStep, Start, runs
+from federation.errors import InputError, NonFiniteLoss
+from federation.manifest import Boundary
+from federation.messages import Report, Task
+from federation.space import Vector
+from model_export.oracle import random_labels
+from model_export.shapes import sample_input
+
+AnySamples = Samples | ReadySamples
+# Multiply-accumulates of a step above which a device alone keeps a core busy. 16 devices against a plain loop, at batch
+# 32: logistic regression (0.25 million) 2.9 times as quick, the digits (5) 1.8, two hidden layers (6.4) 1.4, the
+# smallest CNN of the papers (120) 0.9. Below four devices nothing is gained.
+MOST_MACS, LEAST = 10_000_000, 4
+GROUP = 16  # devices that are trained together
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a local step leaves behind, in memory of its own."""
+
+    x: Vector
+    rates: float
+    _update: Vector
+    _state: dict[str, Vector]
+
+    def update(self) -> Vector:
+        return self._update
+
+    def state(self) -> dict[str, Vector]:
+        return self._state
+
+
+class GroupTrainer:
+    """Trains devices of one worker process."""
+
+    def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
+        """`source` says which version the engine's weights are."""
+        self.engine, self.source, self.manifest = engine, source, engine.manifest
+        self._modules: dict[str, nn.Module | None] = {}
+
+    def train_group(
+        self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
+    ) -> list[Outcome | NonFiniteLoss]:
+        """What each device's task gives, or why it diverged; outcomes have memory of their own."""
+        groups: dict[Hashable, list[int]] = {}
+        for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
+            if task.refresh_every > 1:
+                raise InputError("a simulation computes activations anew in every round: refresh_every must be 1")
+            groups.setdefault(self._kind(task, start, data), []).append(place)
+        found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
+        for places in groups.values():
+            boundary = self.manifest.boundary(tasks[places[0]].boundary)
+            module = self._stackable(boundary, tasks[places[0]]) if len(places) >= LEAST else None
+            if module is None:
+                outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
+            else:
+                parts = ([every[p] for p in places] for every in (tasks, received, samples))
+                outcomes = _Together(self, boundary, module, *parts).run()
+            for place, outcome in zip(places, outcomes, strict=True):
+                found[place] = outcome
+        return found
+
+    def _kind(self, task: Task, start: Received, samples: AnySamples) -> Hashable:
+        """Devices of the same kind can be trained together."""
+        brought = tuple(v is not None for v in (start.momentum, start.control, start.server_momentum))
+        batch = min(task.batch, len(samples))
+        augmented = task.crop, task.flip
+        return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
+
+    def _alone(self, task: Task, start: Received, samples: AnySamples) -> Outcome | NonFiniteLoss:
+        trainer = Trainer(
+            self.engine.directory, self.source, samples, engine=self.engine, measures_memory=False  # type: ignore[arg-type]
+        )  # fmt: skip
+        try:
+            outcome = trainer.run(task, start)
+        except NonFiniteLoss as error:
+            return error
+        local = outcome.local
+        moved = Moved(local.x.copy(), local.rates, local.update(), local.state())
+        return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
+
+    def _stackable(self, boundary: Boundary, task: Task) -> nn.Module | None:
+        """The module for a stack of devices, if it pays and PyTorch can do it."""
+        macs = task.batch * sum(layer.macs for layer in self.manifest.layers[boundary.layer :])
+        if macs > MOST_MACS or boundary.narrow is not None or task.activations != "float32":
+            return None
+        if boundary.name not in self._modules:
+            self._modules[boundary.name] = self._tried(boundary)
+        return self._modules[boundary.name]
+
+    def _tried(self, boundary: Boundary) -> nn.Module | None:
+        """Some operators have no rule for stacks, or a slow one, which PyTorch warns about."""
+        if not Forward(self.manifest, boundary).plain:
+            return None
+        module = stackable(self.engine.trained_part(boundary))
+        manifest, entry = self.manifest, self.manifest.layers[boundary.layer].input
+        x = sample_input(entry.shape, entry.dtype, manifest.vocabulary, 4, 1).reshape(2, 2, *entry.shape)
+        labels = random_labels(manifest, 4, 1).astype(manifest.labels.dtype)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                GroupStep(module, manifest, boundary, 2).run(x, labels.reshape(2, 2, *manifest.labels.shape))
+        except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
+            return None
+        return module
+
+
+class _Together:
+    """One group at work."""
+
+    def __init__(
+        self,
+        trainer: GroupTrainer,
+        boundary: Boundary,
+        module: nn.Module,
+        tasks: Sequence[Task],
+        received: Sequence[Received],
+        samples: Sequence[AnySamples],
+    ) -> None:
+        self.engine, self.boundary, self.tasks, self.samples = trainer.engine, boundary, tasks, samples
+        self.task, self.batch = tasks[0], min(tasks[0].batch, len(samples[0]))
+        self.step = GroupStep(module, trainer.manifest, boundary, len(tasks))
+        self.began = time.perf_counter()
+        self.step.parameters[:] = self.step.stack([start.parameters for start in received])
+        start = Start(
+            self.step.parameters, self.task.steps, self.task.rate, None,
+            self._brought([r.momentum for r in received]), self._brought([r.control for r in received]),
+            self._brought([r.server_momentum for r in received]),
+        )  # fmt: skip
+        space = boundary.space(trainer.manifest)
+        self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, runs(space, boundary.layer)))
+
+    def _brought(self, vectors: Sequence[Vector | None]) -> Vector | None:
+        given = [vector for vector in vectors if vector is not None]
+        return self.step.stack(given) if given else None
+
+    def run(self) -> list[Outcome | NonFiniteLoss]:
+        read = self._reader()
+        losses = np.empty((self.task.steps, len(self.tasks)), np.float64)
+        for number in range(self.task.steps):
+            losses[number] = self.step.run(*read(number))
+            self.local.step(self.step.gradients, self.task.rate)
+        update, state = self.local.update(), self.local.state()
+        seconds = (time.perf_counter() - self.began) / len(self.tasks)
+        return [self._outcome(row, losses[:, row], update, state, seconds) for row in range(len(self.tasks))]
+
+    def _outcome(
+        self, row: int, losses: NDArray[np.float64], update: Vector, state: dict[str, Vector], seconds: float
+    ) -> Outcome | NonFiniteLoss:
+        task, x = self.tasks[row], self.step.row(self.local.x, row)
+        bad = np.flatnonzero(~np.isfinite(losses))
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = bool(np.isfinite(np.dot(x, x)))
+        if bad.size or not finite:
+            where = f"the loss is {losses[bad[0]]} at step {bad[0] + 1}" if bad.size else "parameters are not finite"
+            return NonFiniteLoss(f"{where} of round {task.round} with the rate {task.rate:g}; use a smaller rate")
+        report = Report(
+            status="done", boundary=self.boundary.name, engine=self.engine.name, profile="fast", round=task.round,
+            steps=task.steps, batch=self.batch, samples=len(self.samples[row]),
+            loss=math.fsum(losses) / len(losses), last_loss=float(losses[-1]),
+            seconds={"wall": seconds, "together": len(self.tasks)},
+        )  # fmt: skip
+        own = {name: self.step.row(vector, row) for name, vector in state.items()}
+        return Outcome(x, Moved(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
+
+    def _reader(self) -> Callable[[int], tuple[NDArray[Any], NDArray[Any]]]:
+        """Inputs of the boundary's layer and labels of a step, by its number."""
+        orders = [
+            list(batches(len(data), self.batch, task)) for task, data in zip(self.tasks, self.samples, strict=True)
+        ]
+        first = self.samples[0]
+        augmentation = Augmentation(self.task.crop, self.task.flip)
+        shared = isinstance(first, ReadySamples) and all(
+            isinstance(data, ReadySamples) and data.inputs is first.inputs for data in self.samples
+        )
+        if shared and not augmentation:
+            each = [[data.numbers[indices] for _, indices in order] for data, order in zip(self.samples, orders)]
+            numbers = np.stack([np.stack(rows) for rows in each], axis=1)  # step, device, sample
+            x = np.empty((numbers[0].size, *first.inputs.shape[1:]), first.inputs.dtype)
+            y = np.empty((numbers[0].size, *first.all_labels.shape[1:]), first.all_labels.dtype)
+
+            def gather(number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+                chosen = numbers[number].reshape(-1)
+                np.take(first.inputs, chosen, axis=0, out=x, mode="clip")  # any other mode makes a copy first
+                np.take(first.all_labels, chosen, axis=0, out=y, mode="clip")
+                return self._entered(x), self._stacked(y)
+
+            return gather
+
+        def read(number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+            found = []
+            for task, data, order in zip(self.tasks, self.samples, orders, strict=True):
+                epoch, indices = order[number]
+                inputs, labels = data.batch(indices)
+                found.append((augmentation.apply(inputs, indices, task.seed, epoch), labels))
+            inputs, labels = (np.concatenate(part) for part in zip(*found, strict=True))
+            return self._entered(inputs), self._stacked(labels)
+
+        return read
+
+    def _entered(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        layer = self.boundary.layer
+        return self._stacked(infer(self.engine.frozen_part(layer), inputs) if layer else inputs)
+
+    def _stacked(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return rows.reshape(len(self.tasks), self.batch, *rows.shape[1:])

@@ -1,0 +1,50 @@
+"""A data set converted once, and the devices' shares of it as numbers of samples.
+
+What a device holds is read where it lies and converted batch by batch (edge_runtime/data). In a simulation many devices
+share one data set, which is converted once; a batch is then one gathering of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.data import Samples
+
+Numbers = NDArray[np.int64]
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class ReadySamples:
+    """One device's share; what the trainer asks of `Samples`."""
+
+    inputs: NDArray[Any]  # of all devices, in the model's type and shape
+    all_labels: NDArray[Any]
+    numbers: Numbers = field(repr=False)  # of this device's samples
+    name: str = "the data"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        return self.all_labels[self.numbers]
+
+    def batch(self, indices: Numbers) -> tuple[NDArray[Any], NDArray[Any]]:
+        rows = self.numbers[indices]
+        return self.inputs[rows], self.all_labels[rows]
+
+
+def convert(samples: Samples) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All inputs and labels as the model takes them."""
+    first, labels = samples.batch(np.arange(min(1, len(samples))))
+    inputs = np.empty((len(samples), *first.shape[1:]), first.dtype)
+    for start in range(0, len(samples), _CHUNK):
+        numbers = np.arange(start, min(start + _CHUNK, len(samples)))
+        inputs[numbers] = samples.batch(numbers)[0]
+    return inputs, np.ascontiguousarray(samples.labels, labels.dtype)

@@ -1,0 +1,178 @@
+"""Pools: the same answers from any number of workers, in order; a worker that dies is named; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# ruff: noqa: E402
+torch = pytest.importorskip("torch")
+
+from bench.simulate.pool import Layout, LocalPool, Plan, WorkerError
+from bench.simulate.worker import layouts
+from federation.axes.local import Momentum
+from federation.errors import InputError, MissingPackage
+from federation.messages import Task, encode_task
+
+ROOT = Path(__file__).resolve().parents[3]
+PLAN = Plan(
+    "tests.bench.simulate.pool_work:build", {"add": 0.5},
+    {"x": Layout((3,)), "more": Layout((2, 2), "int64")}, {"out": Layout((3,))},
+)  # fmt: skip
+
+
+def jobs(count: int) -> list[dict]:
+    """The first ones take the longest, so that answers come in another order than jobs go out."""
+    return [{"number": number, "sleep": 0.02 * (number % 3 == 0)} for number in range(count)]
+
+
+def ray_pool(plan: Plan, workers: int):
+    pytest.importorskip("ray")
+    from bench.simulate.ray_pool import RayPool
+
+    return RayPool(plan, workers)
+
+
+POOLS = [LocalPool, pytest.param(ray_pool, marks=pytest.mark.filterwarnings("ignore"))]
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_answers_and_slots_come_in_the_order_of_the_jobs(make):
+    with make(PLAN, 2) as pool:
+        for x in (np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)):
+            pool.share("x", x)
+            answers = [(answer, slot["out"].copy()) for answer, slot in pool.map(jobs(11))]
+            assert [answer["number"] for answer, _ in answers] == list(range(11))
+            assert all(answer["exact"] == answer["number"] / 3 for answer, _ in answers)
+            for answer, out in answers:
+                assert np.array_equal(out, x * np.float32(answer["number"]) + np.float32(0.5))
+        assert os.getpid() not in {answer["pid"] for answer, _ in answers}
+        assert len({answer["pid"] for answer, _ in answers}) == 2
+        assert list(pool.map([])) == []
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_an_error_in_a_worker_is_told_in_one_line(make):
+    with make(PLAN, 2) as pool, pytest.raises(WorkerError, match=r"ValueError: job 1 is not to my taste$"):
+        list(pool.map([{"number": 0}, {"number": 1, "raise": True}, {"number": 2}]))
+
+
+@pytest.mark.parametrize("make", POOLS)
+def test_a_worker_that_dies_is_an_error_and_not_a_wait(make):
+    with make(PLAN, 2) as pool, pytest.raises(WorkerError, match=r"(signal 9|gone).*number"):
+        list(pool.map([{"number": 0}, {"number": 7, "die": True}, {"number": 2}]))
+
+
+def test_a_map_that_was_given_up_does_not_answer_the_next_one():
+    with LocalPool(PLAN, 2) as pool:
+        pool.share("x", np.ones(3, np.float32))
+        given_up = pool.map([{"number": 0}, {"number": 1, "sleep": 0.5}, {"number": 2, "sleep": 0.5}])
+        next(given_up)
+        given_up.close()
+        with pytest.raises(WorkerError, match="given up"):
+            next(pool.map(jobs(2)))
+
+
+def test_a_number_of_workers_that_makes_no_sense():
+    with pytest.raises(InputError, match="workers"):
+        LocalPool(PLAN, 0)
+
+
+def test_ray_is_asked_for_by_its_extra(monkeypatch):
+    from bench.simulate.ray_pool import RayPool
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackage, match=r"embrace\[ray\]"):
+        RayPool(PLAN, 1)
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+
+
+def test_nothing_is_left_in_shared_memory():
+    before = shared_memory()
+    with LocalPool(PLAN, 1) as pool:
+        assert len(shared_memory() - before) >= 2 or not shared_memory()
+        list(pool.map(jobs(2)))
+    assert not {name for name in shared_memory() - before if name.startswith("psm_")}
+
+
+INTERRUPTED = """
+import sys
+from bench.simulate.pool import LocalPool
+from tests.bench.simulate.test_pool import PLAN
+if __name__ == "__main__":
+    try:
+        with LocalPool(PLAN, 2) as pool:
+            for answer, _ in pool.map({"number": n, "sleep": 0.05} for n in range(10**6)):
+                print(answer["pid"], flush=True)
+    except KeyboardInterrupt:
+        sys.exit(7)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ctrl_c_ends_all_processes_and_says_nothing(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(INTERRUPTED)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, str(script)], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    workers = {int(process.stdout.readline()) for _ in range(6)}
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody hears it
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (7, "")
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def trained(bundle, make, workers: int, name: str) -> tuple[np.ndarray, list[float]]:
+    """Two rounds of seven devices in groups of four, averaged."""
+    rng = np.random.default_rng(0)
+    inputs = rng.random((7 * 20, *bundle.manifest.input.shape), np.float32)
+    labels = rng.integers(0, 10, 7 * 20)
+    shared, slot = layouts(bundle.manifest, inputs, labels, 7)
+    plan = Plan("bench.simulate.worker:build", {"bundle": str(bundle.directory)}, shared, slot)
+    weights, losses = np.array(bundle.weights), []
+    with make(plan, workers) as pool:
+        pool.share("inputs", inputs)
+        pool.share("labels", labels)
+        pool.share("starts", np.arange(8) * 20)
+        for number in range(2):
+            pool.share("global", weights)
+            task = encode_task(Task(name, 3, 8, 0.05, (Momentum(0.9),), round=number))
+            groups = [[0, 1, 2, 3], [4, 5, 6]]
+            total = np.zeros(weights.size)
+            for group, (answer, rows) in zip(groups, pool.map({"devices": g, "task": task} for g in groups)):
+                total += rows["updates"][: len(group)].sum(0, dtype=np.float64)
+                losses += answer["losses"]
+                assert not answer["failures"]
+            weights = (weights + total / 7).astype(np.float32)
+    return weights, losses
+
+
+@pytest.mark.parametrize("boundary", ["conv1", "weak"])
+def test_training_does_not_depend_on_the_number_of_workers(bundle_of, boundary):
+    bundle = bundle_of("digits")
+    one, two = (trained(bundle, LocalPool, workers, boundary) for workers in (1, 2))
+    assert np.array_equal(one[0], two[0]) and one[1] == two[1]
+    assert not np.array_equal(one[0], bundle.weights)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_on_ray_gives_the_same_bits(bundle_of):
+    bundle = bundle_of("digits")
+    local, remote = trained(bundle, LocalPool, 1, "conv1"), trained(bundle, ray_pool, 2, "conv1")
+    assert np.array_equal(local[0], remote[0]) and local[1] == remote[1]
