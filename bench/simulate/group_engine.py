@@ -26,6 +26,7 @@ from edge_runtime.data import Augmentation, Samples
 from edge_runtime.layers import LayerSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches
 from federation.axes.local import LocalStep, Start, runs
+from federation.coverage import Coverage, coverage
 from federation.errors import InputError, NonFiniteLoss
 from federation.manifest import Boundary
 from federation.messages import Report, Task
@@ -76,13 +77,13 @@ class GroupTrainer:
             groups.setdefault(self._kind(task, start, data), []).append(place)
         found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
         for places in groups.values():
-            boundary = self.manifest.boundary(tasks[places[0]].boundary)
-            module = self._stackable(boundary, tasks[places[0]]) if len(places) >= LEAST else None
+            covered = coverage(self.manifest, tasks[places[0]].boundary)
+            module = self._stackable(covered, tasks[places[0]]) if len(places) >= LEAST else None
             if module is None:
                 outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
             else:
                 parts = ([every[p] for p in places] for every in (tasks, received, samples))
-                outcomes = _Together(self, boundary, module, *parts).run()
+                outcomes = _Together(self, covered, module, *parts).run()
             for place, outcome in zip(places, outcomes, strict=True):
                 found[place] = outcome
         return found
@@ -106,10 +107,11 @@ class GroupTrainer:
         moved = Moved(local.x.copy(), local.rates, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
 
-    def _stackable(self, boundary: Boundary, task: Task) -> nn.Module | None:
+    def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
         """The module for a stack of devices, if it pays and PyTorch can do it."""
+        boundary = covered.boundary
         macs = task.batch * sum(layer.macs for layer in self.manifest.layers[boundary.layer :])
-        if macs > MOST_MACS or boundary.narrow is not None or task.activations != "float32":
+        if macs > MOST_MACS or len(covered.graphs) > 1 or task.activations != "float32":
             return None
         if boundary.name not in self._modules:
             self._modules[boundary.name] = self._tried(boundary)
@@ -138,15 +140,15 @@ class _Together:
     def __init__(
         self,
         trainer: GroupTrainer,
-        boundary: Boundary,
+        covered: Coverage,
         module: nn.Module,
         tasks: Sequence[Task],
         received: Sequence[Received],
         samples: Sequence[AnySamples],
     ) -> None:
-        self.engine, self.boundary, self.tasks, self.samples = trainer.engine, boundary, tasks, samples
+        self.engine, self.boundary, self.tasks, self.samples = trainer.engine, covered.boundary, tasks, samples
         self.task, self.batch = tasks[0], min(tasks[0].batch, len(samples[0]))
-        self.step = GroupStep(module, trainer.manifest, boundary, len(tasks))
+        self.step = GroupStep(module, trainer.manifest, self.boundary, len(tasks))
         self.began = time.perf_counter()
         self.step.parameters[:] = self.step.stack([start.parameters for start in received])
         start = Start(
@@ -154,8 +156,9 @@ class _Together:
             self._brought([r.momentum for r in received]), self._brought([r.control for r in received]),
             self._brought([r.server_momentum for r in received]),
         )  # fmt: skip
-        space = boundary.space(trainer.manifest)
-        self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, runs(space, boundary.layer)))
+        own = runs(self.boundary.space(trainer.manifest), self.boundary.layer, covered.layers)
+        self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, own))
+        self.name = trainer.manifest.tiers.get(self.task.boundary, self.task.boundary)
 
     def _brought(self, vectors: Sequence[Vector | None]) -> Vector | None:
         given = [vector for vector in vectors if vector is not None]
@@ -182,7 +185,7 @@ class _Together:
             where = f"the loss is {losses[bad[0]]} at step {bad[0] + 1}" if bad.size else "parameters are not finite"
             return NonFiniteLoss(f"{where} of round {task.round} with the rate {task.rate:g}; use a smaller rate")
         report = Report(
-            status="done", boundary=self.boundary.name, engine=self.engine.name, profile="fast", round=task.round,
+            status="done", boundary=self.name, engine=self.engine.name, profile="fast", round=task.round,
             steps=task.steps, batch=self.batch, samples=len(self.samples[row]),
             loss=math.fsum(losses) / len(losses), last_loss=float(losses[-1]),
             seconds={"wall": seconds, "together": len(self.tasks)},

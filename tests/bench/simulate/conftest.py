@@ -22,3 +22,13 @@ def bundle_of(tmp_path_factory):
         return made[name]
 
     return give
+
+
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory):
+    """The digits with boundaries of half and a quarter of the channels."""
+    from model_export.bundle import Choices, export_bundle
+    from model_export.source import load_source
+
+    directory, source = tmp_path_factory.mktemp("bundles") / "narrow", load_source("digits")
+    return shared.Bundle(directory, export_bundle(source, directory, Choices(widths=(0.5, 0.25))), source)

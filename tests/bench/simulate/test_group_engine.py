@@ -17,6 +17,7 @@ from edge_runtime.data import from_arrays
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer
 from federation.axes.local import ControlVariate, Momentum, Proximal, ServerMomentum, WeightDecay
+from federation.coverage import coverage
 from federation.errors import InputError, NonFiniteLoss
 from federation.messages import Task
 from model_export.source import load_source
@@ -130,6 +131,17 @@ def test_devices_that_differ_are_sorted_out_and_answers_keep_their_order(bundle_
     assert ["together" in o.report.seconds for o in outcomes] == [kind == "weak" for kind in kinds]
     for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
         assert relative(outcome.parameters, alone(bundle, task, start, data).parameters) < 1e-5
+
+
+@pytest.mark.parametrize("covered", ["conv1@0.5", "..conv3"])
+def test_widths_and_the_front_of_the_model(narrow, covered):
+    tasks = [Task(covered, 3, 16, 0.05, RULES, seed=number) for number in range(4)]
+    size = coverage(narrow.manifest, covered).boundary.space(narrow.manifest).size
+    start = Received(np.random.default_rng(0).random(size, np.float32) * 0.1)
+    samples = devices(narrow, 4)
+    for task, data, outcome in zip(tasks, samples, trainer_of(narrow).train_group(tasks, [start] * 4, samples)):
+        assert outcome.report.seconds["together"] == 4 and outcome.report.boundary == covered
+        assert relative(outcome.parameters, alone(narrow, task, start, data).parameters) < 1e-5
 
 
 def test_augmented_images_are_each_devices_own(bundle_of):

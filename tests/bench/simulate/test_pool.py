@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
@@ -93,16 +94,14 @@ def test_ray_is_asked_for_by_its_extra(monkeypatch):
         RayPool(PLAN, 1)
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
-
-
 def test_nothing_is_left_in_shared_memory():
-    before = shared_memory()
     with LocalPool(PLAN, 1) as pool:
-        assert len(shared_memory() - before) >= 2 or not shared_memory()
+        names = [block.name for block in (pool._shared, *pool._slots)]
         list(pool.map(jobs(2)))
-    assert not {name for name in shared_memory() - before if name.startswith("psm_")}
+        assert len(set(names)) == 3
+    for name in names:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(name)
 
 
 INTERRUPTED = """

@@ -16,6 +16,7 @@ from edge_runtime.engine.portable import LayerForward  # noqa: E402
 from edge_runtime.layers import BundleSource  # noqa: E402
 from edge_runtime.trainer import Received, Trainer  # noqa: E402
 from federation.axes.local import Momentum, WeightDecay  # noqa: E402
+from federation.coverage import coverage  # noqa: E402
 from federation.errors import EmbraceError, InputError  # noqa: E402
 from federation.manifest import Source  # noqa: E402
 from federation.messages import Task  # noqa: E402
@@ -109,6 +110,21 @@ def test_a_task_in_the_trainer_is_that_of_the_portable_engine(bundle_of, images,
     assert (found.report.engine, expected.report.engine) == ("torch", "portable")
     assert found.report.loss == pytest.approx(expected.report.loss, rel=1e-4)
     assert relative(found.local.update(), expected.local.update()) < 1e-3
+
+
+@pytest.mark.parametrize("covered", ["conv1@0.5", "conv1@0.5|conv1@0.25", "..conv3"])
+def test_widths_and_the_front_of_the_model_are_those_of_the_portable_engine(narrow, images, covered):
+    samples = from_arrays(*images, narrow.manifest)
+    task = Task(covered, 6, 32, 0.05, (WeightDecay(1e-4), Momentum(0.9)), seed=5)
+    found, expected = (
+        Trainer(narrow.directory, BundleSource(narrow.directory, narrow.manifest), samples, engine=engine)
+        for engine in (engine_of(narrow), "portable")
+    )
+    boundary = coverage(narrow.manifest, covered).boundary
+    start = np.random.default_rng(0).random(boundary.space(narrow.manifest).size, np.float32) * 0.1
+    mine, theirs = (trainer.run(task, Received(start)) for trainer in (found, expected))
+    assert mine.report.loss == pytest.approx(theirs.report.loss, rel=1e-4)
+    assert relative(mine.local.update(), theirs.local.update()) < 1e-3
 
 
 def test_the_score_is_that_of_the_global_weights_as_they_are(bundle_of, images):
