@@ -1,5 +1,11 @@
 """The one streaming accumulator: sum of w·x for every element, sum of w, of w·|x|² and a count for every layer.
 
+An update covers a region (region.py), and a mean is taken over those who have an element: layers that weak devices do
+not train, channels that narrow ones do not have. FedNova's normalisation is part of it: an update may be divided by its
+own length a before it is summed, and the mean is multiplied by the mean of all lengths again,
+
+    mean = (Σ w·a / Σ w) · (Σ (w/a)·x / Σ w)         a = 1 for all: the plain mean
+
 Floating-point addition depends on the order of the terms. Here every w·x is rounded once, to a multiple of 2^-s, and
 added as an integer, which is exact: whatever the order of the updates, and however partial sums are merged, the result
 is the same bit for bit. So a round that was interrupted and folded again gives the same weights. The state is one int64
@@ -17,21 +23,23 @@ where the first term is the rounding to the grid and the second that of products
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import InputError
+from federation.region import Region, Run
 from federation.space import ParameterSpace, Vector
 
 Sums = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
-VERSION = 1  # of what `dump` gives
 BITS = 62  # one bit less than int64 has: room for the roundings of 2^62 updates
+MOST_PARTS = 62  # of a layer: a bit for each
 STEP = 1 << 15  # elements at a time: what is computed in between stays in the cache
 SMALLEST, LARGEST = 2.0**-64, 2.0**64  # of a declared bound: far from where doubles end
 
@@ -42,15 +50,36 @@ ROUNDING_BITS = int(np.float64(ROUNDING).view(np.int64))
 ROUNDING_RANGE = 2.0**51
 
 
+@dataclass(frozen=True)
+class Mass:
+    """Of the updates that cover the same part of a layer: how many, Σ w and Σ w·a."""
+
+    count: int = 0
+    weight: Fraction = Fraction(0)
+    lengths: Fraction = Fraction(0)
+
+    def __add__(self, other: Mass) -> Mass:
+        return Mass(self.count + other.count, self.weight + other.weight, self.lengths + other.lengths)
+
+    def divisor(self, shift: int) -> float:
+        """By what a sum is divided: (Σ w)² / Σ w·a, on the grid."""
+        return float(self.weight**2 / self.lengths * Fraction(2) ** shift)
+
+
+Part = tuple[Run, ...]  # of a layer
+
+
 class Accumulator:
-    """Sums over updates that may cover different ranges of layers.
+    """Sums over updates that may cover different regions.
 
     `max_value` bounds the magnitude of every element, `max_weight` the sum of the weights in one layer.
 
+    >>> from federation.region import whole
     >>> from federation.space import Parameter
-    >>> total = Accumulator(ParameterSpace([[Parameter("w", "weight", (2,))]]), max_value=8, max_weight=4)
+    >>> space = ParameterSpace([[Parameter("w", "weight", (2,))]])
+    >>> total = Accumulator(space, max_value=8, max_weight=4)
     >>> for weight, values in (1, [1, 5]), (3, [1, 1]):
-    ...     total.fold(0, [(slice(0, 2), np.array(values, np.float32))], weight, [0.0], largest=5)
+    ...     total.fold(whole(space), [(Run(0, 1, 2, 2), np.array(values, np.float32))], weight, [0.0], largest=5)
     >>> total.mean(), total.weight(0)
     (array([1., 2.]), 4.0)
     """
@@ -63,8 +92,7 @@ class Accumulator:
         self.shift = BITS - _bits(Fraction(self.max_value) * Fraction(self.max_weight))
         self._ends = [space.layer(index).stop for index in range(len(space.layers))]
         self._sums: Sums = np.zeros(space.size, np.int64)
-        self._counts = [0] * len(self._ends)
-        self._weights = [Fraction(0)] * len(self._ends)
+        self._masses: list[dict[Part, Mass]] = [{} for _ in self._ends]
         self._squares = [Fraction(0)] * len(self._ends)
         self._doubles: Doubles = np.empty(STEP)
         self._integers: Sums = np.empty(STEP, np.int64)
@@ -77,36 +105,40 @@ class Accumulator:
 
     def fold(
         self,
-        first_layer: int,
-        blocks: Iterable[tuple[slice, Vector]],
+        region: Region,
+        blocks: Iterable[tuple[Run, Vector]],
         weight: float,
         squares: Sequence[float],
         *,
         largest: float,
+        length: float = 1.0,
     ) -> None:
-        """Add an update of as many layers as there are `squares`; `largest` is the checked magnitude of its values.
+        """Add an update of a region; `largest` is the checked magnitude of its values, `length` the a of FedNova.
 
         What cannot be added is refused before anything was. If `blocks` break off halfway, the sums cannot be mended:
-        the accumulator then refuses everything, and has to be loaded or built again.
+        the accumulator then refuses everything, and has to be built again.
         """
         self._must_be_whole()
-        layers = range(first_layer, first_layer + len(squares))
-        if not 0 <= layers.start < layers.stop <= len(self._ends):
-            raise InputError(f"no layers [{layers.start}, {layers.stop}) in a model of {len(self._ends)}")
+        if len(region.layers) != len(self._ends) or (region.runs and region.runs[-1].stop > self._sums.size):
+            raise InputError(f"the region has {len(region.layers)} layers, the model {len(self._ends)}, or other sizes")
         if not (math.isfinite(weight) and weight >= 0):
             raise InputError(f"a weight must be finite and not negative, got {weight}")
+        if not 1 <= length < math.inf:
+            raise InputError(f"a length must be a number from 1, got {length}")
         if not 0 <= largest <= self.max_value:
             raise InputError(f"values up to {largest:.6g}; this round was declared with max_value {self.max_value:.6g}")
-        if not all(math.isfinite(square) and square >= 0 for square in squares):
-            raise InputError("sums of squares must be finite and not negative")
+        if len(squares) != len(self._ends) or not all(math.isfinite(square) and square >= 0 for square in squares):
+            raise InputError("expected a sum of squares for every layer, finite and not negative")
         exact = Fraction(float(weight))
-        self._must_fit([exact] * len(layers), layers)
+        mass = Mass(1, exact, exact * Fraction(float(length)))
+        trained = [index for index, part in enumerate(region.layer_runs) if part]
+        self._must_fit({index: exact for index in trained})
         self._whole = False
-        self._add(blocks, slice(self._start(layers.start), self._ends[layers.stop - 1]), float(weight), largest)
-        for layer, square in zip(layers, squares):
-            self._counts[layer] += 1
-            self._weights[layer] += exact
-            self._squares[layer] += exact * Fraction(float(square))
+        self._add(region.runs, blocks, float(weight) / float(length), largest)
+        for index in trained:
+            own, part = self._masses[index], region.layer_runs[index]
+            own[part] = own.get(part, Mass()) + mass
+            self._squares[index] += exact * Fraction(float(squares[index]))
         self._whole = True
 
     def merge(self, other: Accumulator) -> None:
@@ -115,23 +147,37 @@ class Accumulator:
         other._must_be_whole()
         if self._bounds() != other._bounds():
             raise InputError("only accumulators of the same layers, max_value and max_weight can be merged")
-        self._must_fit(other._weights, range(len(self._ends)))
+        self._must_fit({index: other._mass(index).weight for index in range(len(self._ends))})
         self._sums += other._sums
-        self._counts = [a + b for a, b in zip(self._counts, other._counts)]
-        self._weights = [a + b for a, b in zip(self._weights, other._weights)]
+        for own, more in zip(self._masses, other._masses):
+            for part, mass in more.items():
+                own[part] = own.get(part, Mass()) + mass
         self._squares = [a + b for a, b in zip(self._squares, other._squares)]
 
     def count(self, layer: int) -> int:
-        """Updates that had this layer."""
-        return self._counts[layer]
+        """Updates that had this layer, or a part of it."""
+        return self._mass(layer).count
 
     def weight(self, layer: int) -> float:
         """Sum of their weights; 0: nobody trained it, and `mean` is zero there."""
-        return float(self._weights[layer])
+        return float(self._mass(layer).weight)
 
     def squares(self, layer: int) -> float:
         """Sum of w·|x|² over them, rounded once from the exact sum."""
         return float(self._squares[layer])
+
+    def trained(self, at: slice) -> NDArray[np.bool_] | None:
+        """Which elements of a slice of one layer anybody had; None: all of them."""
+        layer = self._layer_at(at)
+        masses = {part: mass for part, mass in self._masses[layer].items() if mass.weight}
+        if any(self._is_whole(layer, part) for part in masses):
+            return None
+        return np.asarray(self._kinds(masses, at) > 0)
+
+    def sum(self, at: slice, out: Doubles | None = None) -> Doubles:
+        """Sum of w·x (of w·x/a, where lengths were given) for a slice of the flat vector."""
+        self._must_be_whole()
+        return np.multiply(self._sums[at], self.resolution, out=out)
 
     def mean(self, at: slice = slice(None), out: Doubles | None = None) -> Doubles:
         """Sum of w·x by sum of w for a slice of the flat vector; zeros where there is no weight."""
@@ -141,56 +187,63 @@ class Accumulator:
             raise InputError("a mean is taken over consecutive elements")
         stop = max(start, stop)
         out = np.empty(stop - start) if out is None else out
-        for layer, weight in enumerate(self._weights):
+        for layer in range(len(self._ends)):
             begin, end = max(start, self._start(layer)), min(stop, self._ends[layer])
-            if begin < end and weight:
-                divisor = float(weight * Fraction(2) ** self.shift)
-                np.divide(self._sums[begin:end], divisor, out=out[begin - start : end - start])
-            elif begin < end:
-                out[begin - start : end - start] = 0
+            if begin < end:
+                self._divide(layer, slice(begin, end), out[begin - start : end - start])
         return out
 
-    def dump(self) -> tuple[dict[str, Any], dict[str, Sums]]:
-        """The state as (JSON, arrays) to be written at once: the array is the live one."""
-        self._must_be_whole()
-        header = {
-            **self._bounds(),
-            "counts": list(self._counts),
-            "weights": [str(weight) for weight in self._weights],
-            "squares": [str(square) for square in self._squares],
-        }
-        return header, {"sums": self._sums}
+    def _divide(self, layer: int, at: slice, out: Doubles) -> None:
+        masses = {part: mass for part, mass in self._masses[layer].items() if mass.weight}
+        if not masses:
+            out[:] = 0
+        elif all(self._is_whole(layer, part) for part in masses):
+            np.divide(self._sums[at], self._mass(layer).divisor(self.shift), out=out)
+        else:
+            kinds, every = self._kinds(masses, at), list(masses.values())
+            divisors = np.zeros(kinds.shape)
+            for kind in np.unique(kinds):
+                shared = [mass for bit, mass in enumerate(every) if kind >> bit & 1]
+                divisors[kinds == kind] = sum(shared, Mass()).divisor(self.shift) if shared else np.inf
+            np.divide(self._sums[at], divisors, out=out)
 
-    @classmethod
-    def load(cls, space: ParameterSpace, header: Mapping[str, Any], arrays: Mapping[str, Sums]) -> Accumulator:
-        """What was dumped; a writable array is taken over, not copied."""
-        made = cls(space, max_value=header["max_value"], max_weight=header["max_weight"])
-        sums, bounds = arrays["sums"], made._bounds()
-        if {name: header.get(name) for name in bounds} != bounds or sums.shape != made._sums.shape:
-            raise InputError("the saved sums are of another version or another model")
-        made._sums = np.require(sums, np.int64, ["C", "W"])
-        made._counts = [int(count) for count in header["counts"]]
-        made._weights = [Fraction(weight) for weight in header["weights"]]
-        made._squares = [Fraction(square) for square in header["squares"]]
-        return made
+    def _kinds(self, masses: Mapping[Part, Mass], at: slice) -> Sums:
+        """For every element, which parts cover it: bit k for the k-th of them."""
+        if len(masses) > MOST_PARTS:
+            raise InputError(f"updates cover {len(masses)} different parts of a layer; expected at most {MOST_PARTS}")
+        kinds: Sums = np.zeros(at.stop - at.start, np.int64)
+        layer = self._layer_at(at)
+        begin, end = self._start(layer), self._ends[layer]
+        for bit, part in enumerate(masses):
+            covered = np.zeros(end - begin, np.bool_)
+            for run in part:
+                run.view(covered, begin)[...] = True
+            kinds |= covered[at.start - begin : at.stop - begin].astype(np.int64) << bit
+        return kinds
 
-    def _add(self, blocks: Iterable[tuple[slice, Vector]], whole: slice, weight: float, largest: float) -> None:
+    def _add(self, runs: Sequence[Run], blocks: Iterable[tuple[Run, Vector]], weight: float, largest: float) -> None:
         factor = math.ldexp(weight, self.shift)
         fast = factor * largest < ROUNDING_RANGE
-        position = whole.start
-        for where, values in blocks:
-            if where.start != position or where.stop > whole.stop or values.shape != (where.stop - where.start,):
-                raise InputError(f"expected consecutive blocks of {whole}, got {values.shape} for {where}")
-            for start in range(0, values.size, STEP):
-                part = values[start : start + STEP]
-                sums = self._sums[position : position + part.size]
-                doubles = self._doubles[: part.size]
-                np.copyto(doubles, part)
-                np.multiply(doubles, factor, out=doubles)
-                np.add(sums, self._rounded(doubles, fast), out=sums)
-                position += part.size
-        if position != whole.stop:
-            raise InputError(f"the blocks end at element {position}; expected {whole.stop}")
+        expected = iter(runs)
+        rest: Run | None = None
+        for block, values in blocks:
+            rest = rest or next(expected, None)
+            if rest is None or not _begins(rest, block) or values.shape != (block.size,):
+                raise InputError(f"expected the next block of {rest}, got {values.shape} for {block}")
+            self._add_run(block, values, factor, fast)
+            rest = _without(rest, block)
+        if rest or next(expected, None):
+            raise InputError("the blocks end before the region does")
+
+    def _add_run(self, run: Run, values: Vector, factor: float, fast: bool) -> None:
+        done = 0
+        for part in run.chunks(STEP):
+            doubles = self._doubles[: part.size] if part.size <= STEP else np.empty(part.size)
+            np.copyto(doubles, values[done : done + part.size])
+            np.multiply(doubles, factor, out=doubles)
+            sums = part.view(self._sums)
+            np.add(sums, self._rounded(doubles, fast).reshape(sums.shape), out=sums)
+            done += part.size
 
     def _rounded(self, doubles: Doubles, fast: bool) -> Sums:
         """The nearest integers; the doubles are lost."""
@@ -209,19 +262,46 @@ class Accumulator:
         if not self._whole:
             raise InputError("an update was added in part only; load the accumulator, or fold everything again")
 
-    def _must_fit(self, weights: Sequence[Fraction], layers: range) -> None:
-        for layer, weight in zip(layers, weights):
-            if self._weights[layer] + weight > self.max_weight:
-                total = float(self._weights[layer] + weight)
-                raise InputError(f"layer {layer}: weights of {total:.6g}; declared was {self.max_weight:.6g} at most")
+    def _must_fit(self, weights: Mapping[int, Fraction]) -> None:
+        for layer, weight in weights.items():
+            total = self._mass(layer).weight + weight
+            if total > self.max_weight:
+                raise InputError(
+                    f"layer {layer}: weights of {float(total):.6g}; declared was {self.max_weight:.6g} at most"
+                )
 
-    def _bounds(self) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "max_value": self.max_value,
-            "max_weight": self.max_weight,
-            "layers": list(self._ends),
-        }
+    def _mass(self, layer: int) -> Mass:
+        return sum(self._masses[layer].values(), Mass())
+
+    def _is_whole(self, layer: int, part: Part) -> bool:
+        return len(part) == 1 and part[0].size == self._ends[layer] - self._start(layer)
+
+    def _layer_at(self, at: slice) -> int:
+        layer = bisect_right(self._ends, at.start)
+        if not self._start(layer) <= at.start <= at.stop <= self._ends[layer]:
+            raise InputError(f"{at} is not part of one layer")
+        return layer
+
+    def _bounds(self) -> tuple[float, float, list[int]]:
+        return self.max_value, self.max_weight, self._ends
+
+
+def _begins(run: Run, block: Run) -> bool:
+    """Whether a block is the first part of a run."""
+    if block.start != run.start:
+        return False
+    if run.rows == 1:
+        return block.rows == 1 and block.length <= run.length
+    return (block.length, block.stride) == (run.length, run.stride) and block.rows <= run.rows
+
+
+def _without(run: Run, block: Run) -> Run | None:
+    """What is left of a run behind its first part."""
+    if run.rows == 1:
+        length = run.length - block.length
+        return Run(run.start + block.length, 1, length, length) if length else None
+    rows = run.rows - block.rows
+    return replace(run, start=run.start + block.rows * run.stride, rows=rows) if rows else None
 
 
 def _bits(value: Fraction) -> int:

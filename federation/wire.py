@@ -1,11 +1,13 @@
-"""The body of an update, or of a range of weights: safetensors with the parameters of consecutive layers.
+"""The body of an update, or of a part of the weights: safetensors with the pieces of one or more regions.
 
     8 bytes   length of the header, little-endian
     header    JSON: name -> {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, blanks at its end
     data      little-endian float32; offsets count from here
 
-What is written here has its tensors in the order of the ParameterSpace, so that the data IS the slice of the flat
-vector. The safetensors library sorts by name: any order can be read that leaves no holes. See docs/wire.md.
+A body has one or more tracks, each a vector over a region: `model` (the change of the weights) under the parameters'
+own names, others (`control`, `momentum`) as `control/NAME`. What is written here has its tensors in the order of the
+ParameterSpace, so that the data of a range of layers IS the slice of the flat vector. The safetensors library sorts by
+name: any order can be read that leaves no holes. See docs/wire.md.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from itertools import groupby
 from typing import Any
@@ -24,13 +26,16 @@ from numpy.typing import NDArray
 
 from federation import weights
 from federation.errors import InputError
-from federation.space import ParameterSpace, Vector
+from federation.region import CHUNK, Region, Run
+from federation.space import Kind, Parameter, ParameterSpace, Vector
 
 BLOCK = 1 << 14  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
 Steps = Generator[int, bytearray, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
-Place = tuple[int, slice]  # of one parameter: offset in the file in bytes, slice of the model's flat vector
+Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
+Tracks = Mapping[str, Region]
+MODEL = "model"
 
 
 class WireError(InputError):
@@ -44,43 +49,59 @@ class Limits:
     max_header_bytes: int = 1 << 20
     max_tensors: int = 10_000
     max_name_length: int = 512
-    max_norm: float | None = None  # of all values together
+    max_norm: float | None = None  # of all values of the model together
     max_value: float | None = None  # of each, as a magnitude: what an Accumulator was declared with
+    max_other_value: float | None = None  # ... in the other tracks
+
+
+@dataclass(frozen=True)
+class CheckedTrack:
+    """What is known about one vector of a body after every byte of it was checked."""
+
+    region: Region
+    places: tuple[Place, ...]  # in the order of the flat vector
+    squares: tuple[float, ...]  # sum of squares of each layer's weights
+    norm: float  # of everything, statistics too
+    largest: float  # magnitude
 
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """What is known about a body after every byte of it was checked."""
+    """What is known about a whole body."""
 
-    first_layer: int
-    places: tuple[Place, ...]  # in the order of the flat vector
-    squares: tuple[float, ...]  # sum of squares of each layer
-    norm: float
-    largest: float  # magnitude
-    data_start: int
+    tracks: Mapping[str, CheckedTrack]
     size: int  # of the file, in bytes
 
+    @property
+    def model(self) -> CheckedTrack:
+        return self.tracks[MODEL]
 
-def update_header(space: ParameterSpace, first_layer: int, *, end: int | None = None) -> bytes:
-    """Everything in front of the data of the layers [first_layer, end)."""
-    return weights.header(_part(space, first_layer, end))
+
+def body_space(tracks: Tracks) -> ParameterSpace:
+    """The tensors of a body: track after track, each with its own names."""
+    layers = []
+    for track, region in tracks.items():
+        for layer in region.space.layers:
+            layers.append([_named(track, parameter) for parameter in layer])
+    return ParameterSpace(layers)
 
 
-def encode(space: ParameterSpace, first_layer: int, vector: Vector, *, end: int | None = None) -> Body:
-    """The body, piece by piece; `vector` is the slice of those layers and is not copied."""
-    part = _part(space, first_layer, end)
-    if vector.shape != (part.size,) or vector.dtype != np.float32:
-        raise InputError(f"expected {part.size} float32 values, got {vector.dtype} {vector.shape}")
-    yield weights.header(part)
-    for start in range(0, vector.size, BLOCK):
-        yield np.ascontiguousarray(vector[start : start + BLOCK], "<f4").view(np.uint8).data
+def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
+    """The body, piece by piece; the vectors have the regions' elements in order, and are not copied."""
+    for track, (region, vector) in vectors.items():
+        if vector.shape != (region.size,) or vector.dtype != np.float32:
+            raise InputError(f"{track}: expected {region.size} float32 values, got {vector.dtype} {vector.shape}")
+    yield weights.header(body_space({track: region for track, (region, _) in vectors.items()}))
+    for _, vector in vectors.values():
+        for start in range(0, vector.size, BLOCK):
+            yield np.ascontiguousarray(vector[start : start + BLOCK], "<f4").view(np.uint8).data
 
 
 class UpdateDecoder:
     """Checks a body in chunks of any size, as early as possible, and holds one block. A refusal is for good."""
 
-    def __init__(self, space: ParameterSpace, first_layer: int, limits: Limits, *, end: int | None = None) -> None:
-        self._steps = _check(space, _part(space, first_layer, end), first_layer, limits)
+    def __init__(self, tracks: Tracks, limits: Limits) -> None:
+        self._steps = _check(tracks, limits)
         self._buffer = bytearray(next(self._steps))  # of just the size that the next step wants
         self._filled, self._failure = 0, ""
         self._result: CheckedUpdate | None = None
@@ -119,89 +140,105 @@ class UpdateDecoder:
             raise
 
 
-def _check(space: ParameterSpace, part: ParameterSpace, first_layer: int, limits: Limits) -> Steps:
+def _check(tracks: Tracks, limits: Limits) -> Steps:
     """The checks, in the order of the bytes."""
     length = int.from_bytes((yield 8), "little")
     if not 2 <= length <= limits.max_header_bytes:
         raise WireError(f"the header is said to have {length} bytes; expected from 2 to {limits.max_header_bytes}")
+    part = body_space(tracks)
     offsets = _read_header((yield length), part, limits)
-    pieces = _pieces(part, offsets)
-    squares, total, largest, doubles = [0.0] * len(part.layers), 0.0, 0.0, np.empty(BLOCK)
-    most, most_norm = (math.inf if bound is None else bound for bound in (limits.max_value, limits.max_norm))
+    pieces, owner = _pieces(part, offsets), [track for track, region in tracks.items() for _ in region.layers]
+    squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
+    largest, doubles = dict.fromkeys(tracks, 0.0), np.empty(BLOCK)
+    most = {track: _bound(limits.max_value if track == MODEL else limits.max_other_value) for track in tracks}
+    most_norm, total = _bound(limits.max_norm), 0.0
     for first in range(0, part.size, BLOCK):
         values = np.frombuffer((yield 4 * min(BLOCK, part.size - first)), "<f4")
         with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
             np.copyto(doubles[: values.size], values)
         end = first
         while end < first + values.size:
-            layer, begin, end = next(pieces)
-            piece = doubles[begin - first : end - first]
+            layer, kind, begin, end = next(pieces)
+            track, piece = owner[layer], doubles[begin - first : end - first]
             square = float(np.dot(piece, piece))
-            squares[layer] += square
-            total += square
-        # No square of a float32 overflows a double, so this one test finds every inf and nan.
-        if not math.isfinite(total):
-            raise WireError(_element(offsets, first, values, ~np.isfinite(values)) + "finite values")
-        largest = max(largest, float(values.max()), -float(values.min()))
-        if largest > most:
-            raise WireError(_element(offsets, first, values, np.abs(values) > most) + f"magnitudes up to {most:.6g}")
+            squares[kind][layer] += square
+            # No square of a float32 overflows a double, so this one test finds every inf and nan.
+            if not math.isfinite(square):
+                raise WireError(_element(offsets, first, values, ~np.isfinite(values)) + "finite values")
+            largest[track] = max(largest[track], float(piece.max()), -float(piece.min()))
+            if largest[track] > most[track]:
+                wrong = np.zeros(values.size, np.bool_)
+                wrong[begin - first : end - first] = np.abs(piece) > most[track]
+                raise WireError(_element(offsets, first, values, wrong) + f"magnitudes up to {most[track]:.6g}")
+            total += square if track == MODEL else 0.0
         # The exact verdict comes at the end, but what is clearly too large already need not arrive to its end.
         if total > most_norm * most_norm * (1 + 1e-9):
             raise WireError(f"the norm is above {math.sqrt(total):.6g}; expected at most {most_norm:.6g}")
-    norm = math.sqrt(math.fsum(squares))
-    if norm > most_norm:
-        raise WireError(f"the norm is {norm:.17g}; expected at most {most_norm:.17g}")
-    places = tuple((8 + length + offsets[p.name], space.slice_of(p.name)) for p in part)
-    return CheckedUpdate(first_layer, places, tuple(squares), norm, largest, 8 + length, 8 + length + 4 * part.size)
+    found, done = {}, 0
+    for track, region in tracks.items():
+        mine = slice(done, done := done + len(region.layers))
+        norm = math.sqrt(math.fsum([*squares["weight"][mine], *squares["statistic"][mine]]))
+        places = tuple(
+            (8 + length + offsets[_named(track, piece.parameter).name], piece.run)
+            for layer in region.layers
+            for piece in layer
+        )
+        found[track] = CheckedTrack(region, places, tuple(squares["weight"][mine]), norm, largest[track])
+    if MODEL in found and found[MODEL].norm > most_norm:
+        raise WireError(f"the norm is {found[MODEL].norm:.17g}; expected at most {most_norm:.17g}")
+    return CheckedUpdate(found, 8 + length + 4 * part.size)
 
 
-def read_blocks(file: BufferedIOBase, checked: CheckedUpdate, block: int = 1 << 16) -> Iterator[tuple[slice, Vector]]:
-    """(slice of the model's flat vector, its values) in ascending order; the values are good until the next block."""
+def read_blocks(file: BufferedIOBase, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
+    """(elements of the model's flat vector, their values) in ascending order; good until the next block."""
     raw = np.empty(4 * block, np.uint8)
-    for offset, where in _runs(checked.places):
+    for offset, run in _runs(track.places):
         file.seek(offset)
-        for start in range(where.start, where.stop, block):
-            stop = min(start + block, where.stop)
-            part = raw[: 4 * (stop - start)]
+        for chunk in run.chunks(block):
+            part = raw[: 4 * chunk.size] if chunk.size <= block else np.empty(4 * chunk.size, np.uint8)
             if file.readinto(part.data) != part.size:
-                raise WireError(f"a body that was checked has become shorter than its {checked.size} bytes")
-            yield slice(start, stop), part.view("<f4")
+                raise WireError("a body that was checked has become shorter")
+            yield chunk, part.view("<f4")
 
 
 def _runs(places: Iterable[Place]) -> Iterator[Place]:
-    """Parameters that are neighbours in the file and in the vector become one."""
-    begin, run = 0, slice(0, 0)
-    for offset, where in places:
-        if offset == begin + 4 * (run.stop - run.start):
-            run = slice(run.start, where.stop)
-        elif where.stop > where.start:
-            yield begin, run
-            begin, run = offset, where
-    yield begin, run
+    """Pieces that are neighbours in the file and in the vector become one."""
+    begin, last = 0, Run(0, 1, 0, 0)
+    for offset, run in places:
+        if run.rows == last.rows == 1 and (offset, run.start) == (begin + 4 * last.length, last.stop):
+            length = last.length + run.length
+            last = Run(last.start, 1, length, length)
+        elif run.size:
+            if last.size:
+                yield begin, last
+            begin, last = offset, run
+    if last.size:
+        yield begin, last
 
 
-def _pieces(part: ParameterSpace, offsets: dict[str, int]) -> Iterator[tuple[int, int, int]]:
-    """(layer, begin, end) of what is squared at once, in the order of the data, in elements."""
-    tensors = {p.name: (index, p.size) for index, layer in enumerate(part.layers) for p in layer}
+def _named(track: str, parameter: Parameter) -> Parameter:
+    return parameter if track == MODEL else replace(parameter, name=f"{track}/{parameter.name}")
+
+
+def _bound(most: float | None) -> float:
+    return math.inf if most is None else most
+
+
+def _pieces(part: ParameterSpace, offsets: dict[str, int]) -> Iterator[tuple[int, Kind, int, int]]:
+    """(layer, kind, begin, end) of what is squared at once, in the order of the data, in elements."""
+    tensors = {p.name: ((index, p.kind), p.size) for index, layer in enumerate(part.layers) for p in layer}
     begin = 0
-    for layer, run in groupby((tensors[name] for name in offsets), lambda tensor: tensor[0]):
+    for (layer, kind), run in groupby((tensors[name] for name in offsets), lambda tensor: tensor[0]):
         end = begin + sum(size for _, size in run)
         while begin < end:
             start, begin = begin, min(end, begin - begin % DOT + DOT)
-            yield layer, start, begin
+            yield layer, kind, start, begin
 
 
 def _element(offsets: dict[str, int], first: int, values: Vector, wrong: NDArray[np.bool_]) -> str:
     at = int(np.argmax(wrong))
     name, begin = [found for found in offsets.items() if found[1] <= 4 * (first + at)][-1]
     return f"{name!r}: element {first + at - begin // 4} is {values[at]:.6g}; expected "
-
-
-def _part(space: ParameterSpace, first_layer: int, end: int | None) -> ParameterSpace:
-    count = len(space.layers)
-    if not 0 <= first_layer < (count if end is None else end) <= count:
-        raise InputError(f"there are no layers [{first_layer}, {end}); the model has {count}")
-    return ParameterSpace(space.layers[first_layer:end])
 
 
 def _read_header(text: bytearray, part: ParameterSpace, limits: Limits) -> dict[str, int]:

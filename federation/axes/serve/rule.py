@@ -1,0 +1,41 @@
+"""The vocabulary of the server's step: a rule is a frozen value, its state is vectors that are saved with every version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.errors import InputError
+
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What a rule may know about a round beside the updates."""
+
+    rate: float  # the local learning rate of the round
+    rate_before: float | None = None  # ... of the round before; None: this is the first
+
+
+class ServeRule(Protocol):
+    """The constants of the server's step."""
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the state vectors; they begin at zero unless `first` says otherwise."""
+
+    def first(self, name: str) -> float:
+        """Where the elements of a state vector begin."""
+
+    def step(self, move: Doubles, state: Mapping[str, Doubles], facts: RoundFacts) -> Doubles:
+        """How far a block of the model moves, given the mean of the updates; `state` is changed in place."""
+
+
+def check_rate(rate: float) -> None:
+    if not 0 < rate <= 1000:
+        raise InputError(f"serve.rate: expected a number in (0, 1000], got {rate}")

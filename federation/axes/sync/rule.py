@@ -1,0 +1,67 @@
+"""The vocabulary of synchronisation: the model is divided into units, and a round synchronises those that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from federation.region import Region
+from federation.space import ParameterSpace
+
+
+@dataclass(frozen=True)
+class SyncFacts:
+    """What the server remembers about the units of a job; saved with every version."""
+
+    changed: tuple[int, ...]  # the version in which each unit got its present value
+    intervals: tuple[int, ...]  # rounds between two synchronisations of each unit
+    discrepancies: tuple[float, ...]  # as measured when it was last synchronised
+
+
+@dataclass(frozen=True)
+class When:
+    """What a rule may know about a round."""
+
+    round: int
+    ends_window: bool = False  # the next round has another cohort
+    is_last: bool = False  # of the job
+
+
+class Sync(Protocol):
+    """Which part of the model is exchanged in a round. What is not exchanged, devices keep."""
+
+    @property
+    def window(self) -> int:
+        """Rounds for which a cohort has to stay, at least."""
+
+    def units(self, space: ParameterSpace) -> tuple[Region, ...]:
+        """The parts that are synchronised together; every element belongs to one."""
+
+    def intervals(self, units: int) -> tuple[int, ...]:
+        """Rounds between two synchronisations of each unit, to begin with."""
+
+    def due(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
+        """The units that are averaged at the end of a round."""
+
+    def sent(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
+        """The units that devices send: those that are due, and more where somebody else goes on with a device's own."""
+
+    def learn(self, when: When, facts: SyncFacts, sizes: tuple[int, ...]) -> SyncFacts:
+        """What a round's discrepancies lead to; `sizes` are the numbers of weights of the units."""
+
+
+def first_facts(sync: Sync, space: ParameterSpace) -> SyncFacts:
+    """Before the first round."""
+    count = len(sync.units(space))
+    return SyncFacts((0,) * count, sync.intervals(count), (0.0,) * count)
+
+
+def after_round(
+    sync: Sync, when: When, facts: SyncFacts, sizes: tuple[int, ...], measured: Mapping[int, float]
+) -> SyncFacts:
+    """The facts once a round is committed; `measured` has the discrepancies of units that somebody trained."""
+    due = sync.due(when, facts)
+    changed = tuple(when.round + 1 if unit in due else version for unit, version in enumerate(facts.changed))
+    seen = tuple(measured.get(unit, known) for unit, known in enumerate(facts.discrepancies))
+    return sync.learn(when, SyncFacts(changed, facts.intervals, seen), sizes)

@@ -1,0 +1,47 @@
+"""How much an update counts in the mean: all the same, by its samples, or normalised by how far it walked (FedNova)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from federation.axes.local import LocalRule, Momentum, Proximal
+
+
+@dataclass(frozen=True)
+class Weigh:
+    """The weight w of an update, and its length a.
+
+    `normalise` is FedNova (Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization, NeurIPS 2020): each update is divided by its effective number of steps, and the mean is multiplied by
+    the mean number. Where all devices walk equally far this is the plain mean.
+    """
+
+    by: Literal["uniform", "samples"] = "uniform"
+    normalise: bool = False
+
+    def weight(self, samples: int) -> float:
+        return float(samples) if self.by == "samples" else 1.0
+
+    def length(self, rules: Sequence[LocalRule], steps: int, rate: float) -> float:
+        return effective_steps(rules, steps, rate) if self.normalise else 1.0
+
+
+def effective_steps(rules: Sequence[LocalRule], steps: int, rate: float) -> float:
+    """‖a‖₁: how many times the first gradient is in the movement of `steps` local steps, with momentum and pull-back.
+
+    >>> effective_steps([], 10, 0.1), effective_steps([Momentum(0.5)], 3, 0.1)
+    (10.0, 4.25)
+    """
+    momentum = next((rule.factor for rule in rules if isinstance(rule, Momentum)), 0.0)
+    pull = rate * next((rule.mu for rule in rules if isinstance(rule, Proximal)), 0.0)
+    if not pull:
+        return float(steps) if not momentum else (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (
+            1 - momentum
+        )
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1.0 - pull * moved
+        moved += velocity
+    return max(1.0, moved)

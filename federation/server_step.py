@@ -1,0 +1,108 @@
+"""The server's step of a round, block by block: from the sums of the updates to new values of the model and the state.
+
+What nobody trained is not touched: neither the weights nor the server's state there. Statistics of batch norm are means
+of what devices saw, whatever the rule: a rate or momentum for them would make variances negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.accumulate import Accumulator
+from federation.axes.serve import Doubles, RoundFacts, ServeRule
+from federation.space import Kind, ParameterSpace, Vector
+from federation.wire import MODEL
+
+BLOCK = 1 << 16  # elements: a few doubles for each fit the cache
+CONTROL, MOMENTUM = "control", "momentum"  # the other tracks of an update, and the server's vectors of the same names
+
+Sums = Mapping[str, Accumulator]  # by track
+Vectors = Mapping[str, Vector]  # by name: the model and the server's state
+Change = tuple[str, slice, Vector]  # new values of a block of a vector
+
+
+@dataclass(frozen=True)
+class Move:
+    """The combined update of a block that lies in one layer."""
+
+    at: slice
+    kind: Kind
+    values: Doubles
+    trained: NDArray[np.bool_] | None = None  # which of the elements; None: all
+
+
+def server_step(
+    rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: RoundFacts
+) -> Iterator[Change]:
+    """New values of the model and of the rule's state, for what was trained. A block is good until the next."""
+    for move in moves:
+        if move.kind == "statistic":
+            yield MODEL, move.at, _moved(before[MODEL][move.at], move.values, move.trained)
+            continue
+        state = {name: before[name][move.at].astype(np.float64) for name in rule.vectors}
+        distance = rule.step(move.values, state, facts)
+        yield MODEL, move.at, _moved(before[MODEL][move.at], distance, move.trained)
+        for name, values in state.items():
+            yield name, move.at, _chosen(values, before[name][move.at], move.trained)
+
+
+def control_step(total: Accumulator, space: ParameterSpace, before: Vectors, devices: int) -> Iterator[Change]:
+    """SCAFFOLD: c ← c + Σ Δc_i / N, with the published divisor, the number of all devices."""
+    for at, kind in trained_blocks(total, space):
+        if kind == "weight":
+            yield CONTROL, at, _moved(before[CONTROL][at], total.sum(at) / devices, None)
+
+
+def momentum_step(total: Accumulator, space: ParameterSpace, before: Vectors) -> Iterator[Change]:
+    """FedAvgLM: the mean of the local momenta, where the next round's begin."""
+    for at, kind in trained_blocks(total, space):
+        if kind == "weight":
+            yield MOMENTUM, at, _chosen(total.mean(at), before[MOMENTUM][at], total.trained(at))
+
+
+def mean_moves(total: Accumulator, space: ParameterSpace) -> Iterator[Move]:
+    """The mean over those who trained each element; layers that nobody trained do not appear."""
+    buffer = np.empty(BLOCK)
+    for at, kind in trained_blocks(total, space):
+        yield Move(at, kind, total.mean(at, buffer[: at.stop - at.start]), total.trained(at))
+
+
+def spread(total: Accumulator, space: ParameterSpace, layer: int) -> float | None:
+    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer, u being the mean; None if nobody trained it."""
+    weight = total.weight(layer)
+    if not weight:
+        return None
+    means = (total.mean(at) for at in _blocks(space, layer, "weight"))
+    return max(0.0, total.squares(layer) / weight - sum(float(np.dot(mean, mean)) for mean in means))
+
+
+def trained_blocks(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, Kind]]:
+    """Blocks of every layer that somebody trained; none crosses from weights to statistics."""
+    kinds: tuple[Kind, Kind] = ("weight", "statistic")
+    for layer in range(len(space.layers)):
+        if total.weight(layer):
+            for kind in kinds:
+                yield from ((at, kind) for at in _blocks(space, layer, kind))
+
+
+def _blocks(space: ParameterSpace, layer: int, kind: Kind) -> Iterator[slice]:
+    """Inside a layer weights come first, statistics last."""
+    where = space.layer(layer)
+    border = where.start + sum(p.size for p in space.layers[layer] if p.kind == "weight")
+    begin, end = (where.start, border) if kind == "weight" else (border, where.stop)
+    for start in range(begin, end, BLOCK):
+        yield slice(start, min(start + BLOCK, end))
+
+
+def _moved(old: Vector, distance: Doubles, trained: NDArray[np.bool_] | None) -> Vector:
+    """x + distance, in double precision, rounded once."""
+    return _chosen(distance + old, old, trained)
+
+
+def _chosen(new: Doubles, old: Vector, trained: NDArray[np.bool_] | None) -> Vector:
+    values: Vector = new.astype(np.float32)
+    return values if trained is None else np.where(trained, values, old)
