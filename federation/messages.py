@@ -10,6 +10,7 @@ from federation.axes.local.chain import check_rules
 from federation.axes.local.rule import check_constant
 from federation.decode import decode
 from federation.errors import InputError
+from federation.exchange import Exchange
 
 MOST_STEPS = 10_000_000
 MOST_SAMPLES_PER_STEP = 65_536
@@ -20,7 +21,7 @@ MOST_PIXELS = 65_536
 class Task:
     """One device's work in one round."""
 
-    boundary: str  # or the name of a tier
+    boundary: str  # what it trains: federation/coverage.py
     steps: int
     batch: int
     rate: float
@@ -31,6 +32,8 @@ class Task:
     activations: Literal["float32", "float16"] = "float32"
     crop: int = 0  # augmentation of images: pad by so many pixels and crop back; 0: none
     flip: bool = False  # ... mirror every other image
+    epochs: int | None = None  # passes over the local data instead of a number of steps
+    exchange: Exchange = field(default_factory=Exchange)
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -39,13 +42,19 @@ class Task:
             ("round", self.round, 0, MOST_STEPS),
             ("refresh_every", self.refresh_every, 1, MOST_STEPS),
             ("crop", self.crop, 0, MOST_PIXELS),
+            ("epochs", self.epochs, 1, MOST_STEPS),
         ):
-            if not least <= value <= most:
+            if value is not None and not least <= value <= most:
                 raise InputError(f"task: {name} must be from {least} to {most}, got {value}")
         if self.activations not in ("float32", "float16"):
             raise InputError(f"task: activations must be 'float32' or 'float16', got {self.activations!r}")
         check_constant("task: rate", self.rate)
         check_rules(self.rules)
+
+    def steps_for(self, samples: int) -> int:
+        """Local steps of a device with so many samples: full batches only."""
+        batch = min(self.batch, samples)
+        return self.steps if self.epochs is None else self.epochs * max(1, samples // max(1, batch))
 
 
 def encode_task(task: Task) -> dict[str, Any]:
@@ -80,3 +89,4 @@ class Report:
     memory: dict[str, int] = field(default_factory=dict)  # peak bytes on top of the idle process
     bytes: dict[str, int] = field(default_factory=dict)  # stored activations, downloaded, uploaded
     message: str = ""  # of a failure, in words
+    lost_state: bool = False  # what the device had kept is gone; it went on from the server's values

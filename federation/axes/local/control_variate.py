@@ -1,22 +1,33 @@
 """Control variates: g ← g + (c − c_i), the local step of SCAFFOLD and of VRL-SGD.
 
-Karimireddy et al., SCAFFOLD, ICML 2020; Liang et al., Variance Reduced Local SGD, 2019. How c and c_i are made is not
-decided here: the task brings their difference, and without one (the first round) this is plain SGD.
+Karimireddy et al., SCAFFOLD, ICML 2020 (option II): c and c_i are exchanged. Liang et al., Variance Reduced Local SGD
+with Lower Communication Complexity, 2019: a device makes the difference itself, from its own last model and the mean
+that came of it. edge_runtime/participant.py keeps both; without a difference (the first round) this is plain SGD.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from federation.axes.local.rule import Plain, Running, Start
+from federation.errors import InputError
 from federation.space import Vector
+
+Origin = Literal["exchanged", "own"]
 
 
 @dataclass(frozen=True)
 class ControlVariate:
     """Correct every gradient by how the device's data differ from the fleet's."""
+
+    origin: Origin = "exchanged"  # 'own': VRL-SGD
+
+    def __post_init__(self) -> None:
+        if self.origin not in get_args(Origin):
+            raise InputError(f"control_variate.origin: expected exchanged or own, got {self.origin!r}")
 
     def begin(self, start: Start) -> Running:
         return Plain() if start.control is None else _Running(start.control)

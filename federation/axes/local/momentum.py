@@ -1,16 +1,21 @@
 """Heavy ball: v ← factor·v + g, and the step goes along v; with Nesterov along g + factor·v. As PyTorch's SGD.
 
-A factor of 0 is plain SGD.
+A factor of 0 is plain SGD. Between two rounds of a device v is reset to zero, kept by the device, or averaged over all
+devices and handed back (FedAvgLM; twice the bytes).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.errors import InputError
 from federation.space import Vector
+
+Between = Literal["reset", "keep", "average"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +24,12 @@ class Momentum:
 
     factor: float
     nesterov: bool = False
+    between: Between = "reset"  # what becomes of it between two rounds
 
     def __post_init__(self) -> None:
         check_constant("momentum.factor", self.factor, below=1)
+        if self.between not in get_args(Between):
+            raise InputError(f"momentum.between: expected reset, keep or average, got {self.between!r}")
 
     def begin(self, start: Start) -> Running:
         velocity = np.zeros_like(start.x) if start.momentum is None else start.momentum.copy()

@@ -1,4 +1,4 @@
-"""The vocabulary of the server's step: a rule is a frozen value, its state is vectors that are saved with every version."""
+"""The vocabulary of the server's step: a rule is a frozen value, its state vectors are saved with every version."""
 
 from __future__ import annotations
 

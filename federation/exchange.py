@@ -1,0 +1,86 @@
+"""What of the model goes to and fro in a task, and what the device keeps.
+
+    replaced   units that changed since the device last took part: the server's value is taken
+    kept       all others: the device goes on with its own, if it still has it
+    sent       the difference from the server's value, over the units that are asked for
+    tracks     beside the model: SCAFFOLD's control variates, local momenta that are averaged
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from federation.axes.sync import Sync, WholeModel
+from federation.axes.sync.names import decode_sync, encode_sync
+from federation.coverage import Coverage
+from federation.errors import InputError
+from federation.manifest import Manifest
+from federation.region import Piece, Region, box, of_layers, whole
+from federation.space import ParameterSpace
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The server's half of the agreement; the default is FedAvg: everything is replaced, everything is sent."""
+
+    sync: dict[str, Any] = field(default_factory=lambda: encode_sync(WholeModel()))
+    sent: tuple[int, ...] = (0,)  # units
+    changed: tuple[int, ...] = (0,)  # version in which each unit got its present value
+    window_from: int = 0  # round since which the cohort is the same
+    last_round: int | None = None  # in which this device last took part with success
+    last_task: str | None = None  # ... and its task: what was kept then is valid
+    inherit: str | None = None  # task of whoever had this place before the window; its local model is taken over
+    tracks: tuple[str, ...] = ()  # beside the model
+    fuse: float | None = None  # DOMO: 1/(αηP) of the round before, whose move is the server's momentum
+
+    def __post_init__(self) -> None:
+        units = range(len(self.changed))
+        if not self.changed or not set(self.sent) <= set(units) or len(set(self.sent)) != len(self.sent):
+            raise InputError(f"exchange: expected units among {len(self.changed)}, each once, got {self.sent}")
+        if set(self.tracks) - {"control", "momentum"}:
+            raise InputError(f"exchange: expected the tracks control and momentum, got {self.tracks}")
+        decode_sync(self.sync)
+
+    @property
+    def rule(self) -> Sync:
+        return decode_sync(self.sync)
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """Units that the device does not have: all, if it was not in this window before."""
+        since = self.last_round if self.last_round is not None and self.last_round >= self.window_from else None
+        return tuple(unit for unit, version in enumerate(self.changed) if since is None or version > since)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether the device has to keep weights of its own."""
+        return len(self.changed) > 1
+
+
+def graph_region(manifest: Manifest, covered: Coverage) -> Region:
+    """What the training graph of a coverage works on."""
+    narrow, space = covered.boundary.narrow, manifest.space
+    if narrow is not None:
+        return box(space, narrow)
+    return of_layers(space, range(covered.boundary.layer, len(space.layers)))
+
+
+def trained_region(manifest: Manifest, covered: Coverage) -> Region:
+    """What a device with this coverage changes."""
+    return graph_region(manifest, covered) & of_layers(manifest.space, covered.layers)
+
+
+def units_region(sync: Sync, space: ParameterSpace, units: Sequence[int]) -> Region:
+    """Some units together: all of them, one, or several that have no layer in common."""
+    regions = sync.units(space)
+    if len(units) == len(regions):
+        return whole(space)
+    layers: list[tuple[Piece, ...]] = [()] * len(space.layers)
+    for unit in units:
+        for index, pieces in enumerate(regions[unit].layers):
+            if pieces and layers[index]:
+                raise InputError(f"units {units} have layer {index} in common and cannot be sent together")
+            layers[index] = pieces or layers[index]
+    return Region(tuple(layers))
