@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
-from coordinator.robust import Combine
+from coordinator.robust import Combining
+from federation.algorithm import Algorithm
+from federation.algorithms import preset
 from federation.axes.cover import Cover, Everything, OutputSide
 from federation.axes.local import LocalRule, decode_rules, encode_rules
 from federation.axes.participate import Participation
+from federation.axes.serve.names import decode_serve, encode_serve
+from federation.axes.sync import When
+from federation.axes.sync.names import decode_sync, encode_sync
+from federation.axes.weigh import Weigh
 from federation.decode import decode
 from federation.errors import InputError
+from federation.exchange import Exchange
 from federation.messages import Task
 from federation.schedule import Schedule, parse_schedule
 
@@ -31,6 +39,11 @@ class CoverChoice:
 
     rule: Literal["output_side", "everything"] = "output_side"
 
+    @property
+    def by_layer(self) -> bool:
+        """Whether devices train whole parameters."""
+        return True
+
     def build(self, batch: int) -> Cover:
         return OutputSide(batch) if self.rule == "output_side" else Everything(batch)
 
@@ -40,6 +53,7 @@ class LocalWork:
     """What a device does in a round."""
 
     steps: int = 10
+    epochs: int | None = None  # passes over a device's own data instead
     batch: int = 32
     rate: str = "0.05"  # a schedule over rounds: federation/schedule.py
     rules: tuple[dict[str, Any], ...] = ({"rule": "momentum", "factor": 0.9},)
@@ -55,41 +69,31 @@ class LocalWork:
     def schedule(self) -> Schedule:
         return parse_schedule(self.rate)
 
-    def task(self, boundary: str, round_number: int, seed: int) -> Task:
+    def task(self, boundary: str, round_number: int, seed: int, exchange: Exchange | None = None) -> Task:
         """A device's task in a round."""
         rules: tuple[LocalRule, ...] = tuple(decode_rules(list(self.rules)))
         return Task(
             boundary, self.steps, self.batch, self.schedule.at(round_number), rules, seed, round_number,
-            self.refresh_every, self.activations, self.crop, self.flip,
+            self.refresh_every, self.activations, self.crop, self.flip, self.epochs, exchange or Exchange(),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Weigh:
-    """How much an update counts."""
+class Combine:
+    """How the updates of a round become one."""
 
-    by: Literal["uniform", "samples"] = "uniform"
-
-    def weight(self, samples: int) -> float:
-        return float(samples) if self.by == "samples" else 1.0
-
-
-@dataclass(frozen=True)
-class Serve:
-    """How the server moves: x ← x + rate · combined update. rate = 1 and the mean is FedAvg."""
-
-    rate: float = 1.0
-    combine: Combine = "mean"
+    combine: Combining = "mean"
     trim: float = 0.1  # trimmed mean: share that is left out at either end
     clip_norm: float | None = None  # mean: longer updates are shortened to this
+    devices: int | None = None  # SCAFFOLD's N; None: as many as have taken part so far
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
             raise InputError(f"serve.trim: expected a share in [0, 0.5), got {self.trim}")
         if self.clip_norm is not None and (self.combine != "mean" or not 0 < self.clip_norm < 1e30):
             raise InputError("serve.clip_norm: expected a number above 0, together with combine = 'mean'")
-        if not 0 < self.rate <= 1000:
-            raise InputError(f"serve.rate: expected a number in (0, 1000], got {self.rate}")
+        if self.devices is not None and not 1 <= self.devices <= 1_000_000_000:
+            raise InputError(f"serve.devices: expected a number of devices, got {self.devices}")
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Bounds:
     lease: float = 3600.0  # seconds for a task
     offer: float = 120.0  # seconds to come for one
     max_value: float = 64.0  # magnitude of any element of an update
+    max_other_value: float = 65536.0  # ... of its control variates and momenta, which are gradients in size
     max_norm: float | None = None  # of a whole update
     max_samples: int = 1 << 20  # that a device may claim
 
@@ -106,8 +111,11 @@ class Bounds:
         for name, value in (("lease", self.lease), ("offer", self.offer)):
             if not 0.1 <= value <= 30 * 86400:
                 raise InputError(f"bounds.{name}: expected seconds from 0.1 to 30 days, got {value}")
-        if not 2**-20 <= self.max_value <= 2**20 or not 1 <= self.max_samples <= 2**32:
-            raise InputError("bounds: expected max_value from 2^-20 to 2^20 and max_samples from 1 to 2^32")
+        for name, value in (("max_value", self.max_value), ("max_other_value", self.max_other_value)):
+            if not 2**-20 <= value <= 2**20:
+                raise InputError(f"bounds.{name}: expected a number from 2^-20 to 2^20, got {value}")
+        if not 1 <= self.max_samples <= 2**32:
+            raise InputError(f"bounds.max_samples: expected a number from 1 to 2^32, got {self.max_samples}")
         if self.max_norm is not None and not 0 < self.max_norm < 1e30:
             raise InputError(f"bounds.max_norm: expected a number above 0, got {self.max_norm}")
 
@@ -126,19 +134,22 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole job."""
+    """A whole job. `sync` and `serve` have a rule by name and its constants; `serve` also how updates are combined."""
 
     bundle: str  # directory, as the one who creates the job sees it
     name: str = ""
+    algorithm: str = ""  # the published one whose tables were filled in
     num_rounds: int = 10
     seed: int = 0
     participate: Participation = field(default_factory=Participation)
     cover: CoverChoice = field(default_factory=CoverChoice)
+    sync: dict[str, Any] = field(default_factory=dict)
     local: LocalWork = field(default_factory=LocalWork)
     weigh: Weigh = field(default_factory=Weigh)
-    serve: Serve = field(default_factory=Serve)
+    serve: dict[str, Any] = field(default_factory=dict)
     evaluate: Evaluate = field(default_factory=Evaluate)
     bounds: Bounds = field(default_factory=Bounds)
+    simulate: dict[str, Any] = field(default_factory=dict)  # for `embrace simulate`; the coordinator has no use for it
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_rounds <= 10_000_000:
@@ -147,17 +158,77 @@ class Plan:
             raise InputError(f"seed: expected a number from 0 to 2^32 - 1, got {self.seed}")
         if len(self.name) > 200 or not self.name.isprintable():
             raise InputError(f"name: expected at most 200 characters that can be printed, got {self.name[:200]!r}")
+        self._check_combination()
+
+    def _check_combination(self) -> None:
+        algorithm, combining = self.choices, self.combining
+        if combining.combine != "mean" and (algorithm.tracks or algorithm.weigh.normalise or not self.cover.by_layer):
+            raise InputError(
+                f"serve.combine: {combining.combine!r} looks at whole parameters of the model alone; expected 'mean' "
+                "beside control variates, averaged momenta, FedNova or reduced widths"
+            )
+        if self.local.epochs is not None and algorithm.fuses:
+            raise InputError("local.epochs: DOMO divides by the number of local steps; expected local.steps")
+        window = self.participate.window
+        if self.draws_some and window % algorithm.sync.window and window != 1:
+            raise InputError(
+                f"participate.window: expected a multiple of the {algorithm.sync.window} rounds that sync needs, "
+                f"got {window}"
+            )
+
+    @cached_property
+    def choices(self) -> Algorithm:
+        """What device and server have to agree on."""
+        own = {key: value for key, value in self.serve.items() if key not in _COMBINING}
+        rules = tuple(decode_rules(list(self.local.rules)))
+        return Algorithm(rules, decode_sync(self.sync), self.weigh, decode_serve(own))
+
+    @cached_property
+    def combining(self) -> Combine:
+        own = {key: value for key, value in self.serve.items() if key in _COMBINING}
+        return decode(Combine, own, "serve", defaults=True)
+
+    @property
+    def draws_some(self) -> bool:
+        """Whether cohorts change although devices stay."""
+        return self.participate.count is not None or self.participate.fraction_train < 1
+
+    @cached_property
+    def participation(self) -> Participation:
+        """As asked for, with cohorts that stay for as long as the synchronisation needs."""
+        if self.draws_some and self.participate.window == 1:
+            return replace(self.participate, window=self.choices.sync.window)
+        return self.participate
+
+    def when(self, round_number: int) -> When:
+        """What the rules of synchronisation know about a round."""
+        window = self.participation.window
+        ends = self.draws_some and window > 1 and (round_number + 1) % window == 0
+        return When(round_number, ends, round_number + 1 >= self.num_rounds)
+
+    def window_from(self, round_number: int) -> int:
+        """The round in which the cohort of a round was drawn."""
+        return round_number - round_number % self.participation.window if self.draws_some else 0
+
+
+_COMBINING = {field.name for field in fields(Combine)}
 
 
 def plan_from(data: Any) -> Plan:
     """A plan from parsed JSON or TOML; InputError names the key and what it expects."""
-    return decode(Plan, data, "job", defaults=True)
+    name = data.get("algorithm", "") if isinstance(data, dict) else ""
+    if not isinstance(name, str):
+        raise InputError(f"job.algorithm: expected a name, got {str(name)[:80]!r}")
+    return decode(Plan, preset(name).fill(data) if name else data, "job", defaults=True)
 
 
 def plan_to(plan: Plan) -> dict[str, Any]:
-    """For JSON."""
+    """For JSON: every key, also those of the algorithm, so that a new version of it does not change a job."""
     found = asdict(plan)
-    found["local"]["rules"] = encode_rules(decode_rules(list(plan.local.rules)))
+    found["algorithm"] = plan.algorithm
+    found["local"]["rules"] = encode_rules(plan.choices.rules)
+    found["sync"] = encode_sync(plan.choices.sync)
+    found["serve"] = {**encode_serve(plan.choices.serve), **asdict(plan.combining)}
     return found
 
 

@@ -14,30 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import InputError
-from federation.wire import CheckedUpdate
+from federation.server_step import Move
+from federation.wire import CheckedTrack
 
-Combine = Literal["mean", "median", "trimmed_mean"]
+Combining = Literal["mean", "median", "trimmed_mean"]
 MOST_ELEMENTS = 1 << 21  # of all updates together: 16 MB
 
 
-def robust_moves(
-    updates: Sequence[tuple[CheckedUpdate, Path]], combine: Combine, trim: float
-) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+def robust_moves(updates: Sequence[tuple[CheckedTrack, Path]], combine: Combining, trim: float) -> Iterator[Move]:
     """Blocks of the combined update, parameter by parameter, over the updates that have the parameter."""
-    bodies = [(path, {w.start: (o, w) for o, w in c.places}) for c, path in updates]
-    wheres = {start: where for _, places in bodies for start, (_, where) in places.items()}
+    bodies = [(path, {run.start: offset for offset, run in track.places}) for track, path in updates]
+    pieces = {p.run.start: p for track, _ in updates for layer in track.region.layers for p in layer}
     step = max(1, MOST_ELEMENTS // max(1, len(bodies)))
-    for begin, where in sorted(wheres.items()):
-        holders = [(path, places[begin][0]) for path, places in bodies if begin in places]
-        for first in range(where.start, where.stop, step):
-            at = slice(first, min(first + step, where.stop))
+    for begin, piece in sorted(pieces.items()):
+        holders = [(path, places[begin]) for path, places in bodies if begin in places]
+        for first in range(begin, begin + piece.size, step):
+            at = slice(first, min(first + step, begin + piece.size))
             rows = np.empty((len(holders), at.stop - at.start))
             for row, (path, offset) in zip(rows, holders):  # opened each time: a cohort may be larger than the limit
                 row[:] = np.fromfile(path, "<f4", row.size, offset=offset + 4 * (at.start - begin))
-            yield at, _combined(rows, combine, trim)
+            yield Move(at, piece.parameter.kind, _combined(rows, combine, trim))
 
 
-def _combined(rows: NDArray[np.float64], combine: Combine, trim: float) -> NDArray[np.float64]:
+def _combined(rows: NDArray[np.float64], combine: Combining, trim: float) -> NDArray[np.float64]:
     """In a fixed order of values, so that the order of updates makes no difference."""
     if combine == "median":
         return np.asarray(np.median(rows, axis=0))

@@ -44,6 +44,11 @@ class Received:
     momentum: Vector | None = None
     control: Vector | None = None
     server_momentum: Vector | None = None
+    reference: Vector | None = None  # what an update is the difference from; None: the parameters
+
+    @property
+    def origin(self) -> Vector:
+        return self.parameters if self.reference is None else self.reference
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Trainer:
 
     def run(self, task: Task, received: Received, watch: Stopwatch | None = None) -> Outcome:
         """Run a task. A failure leaves nothing behind but this trainer's own buffers."""
+        task = task.for_samples(len(self.samples))
         covered = coverage(self.manifest, task.boundary)
         boundary = covered.boundary
         watch = watch or Stopwatch()
@@ -205,7 +211,7 @@ class Trainer:
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
             start = Start(
-                step.parameters, task.steps, task.rate, received.parameters,
+                step.parameters, task.steps, task.rate, received.origin,
                 received.momentum, received.control, received.server_momentum,
             )  # fmt: skip
             space = boundary.space(self.manifest)

@@ -15,7 +15,7 @@ from federation.axes.serve import Average, RoundFacts, ServeRule
 from federation.axes.sync import Sync, SyncFacts, When, WholeModel, after_round
 from federation.axes.sync.names import encode_sync
 from federation.axes.weigh import Weigh
-from federation.exchange import Exchange
+from federation.exchange import Exchange, Inherit
 from federation.server_step import (
     CONTROL,
     MOMENTUM,
@@ -82,7 +82,7 @@ class Algorithm:
         steps: int,
         window_from: int = 0,
         last: tuple[int, str] | None = None,
-        inherit: str | None = None,
+        inherit: Inherit | None = None,
     ) -> Exchange:
         """What a device is told; `last` is its last successful round and task."""
         fuse = None

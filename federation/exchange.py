@@ -22,6 +22,14 @@ from federation.space import ParameterSpace
 
 
 @dataclass(frozen=True)
+class Inherit:
+    """Whose local model is taken over: that of an earlier task, which trained this."""
+
+    task: str
+    boundary: str
+
+
+@dataclass(frozen=True)
 class Exchange:
     """The server's half of the agreement; the default is FedAvg: everything is replaced, everything is sent."""
 
@@ -31,7 +39,7 @@ class Exchange:
     window_from: int = 0  # round since which the cohort is the same
     last_round: int | None = None  # in which this device last took part with success
     last_task: str | None = None  # ... and its task: what was kept then is valid
-    inherit: str | None = None  # task of whoever had this place before the window; its local model is taken over
+    inherit: Inherit | None = None  # from whoever had this place before the window
     tracks: tuple[str, ...] = ()  # beside the model
     fuse: float | None = None  # DOMO: 1/(αηP) of the round before, whose move is the server's momentum
 

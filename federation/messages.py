@@ -51,10 +51,11 @@ class Task:
         check_constant("task: rate", self.rate)
         check_rules(self.rules)
 
-    def steps_for(self, samples: int) -> int:
-        """Local steps of a device with so many samples: full batches only."""
-        batch = min(self.batch, samples)
-        return self.steps if self.epochs is None else self.epochs * max(1, samples // max(1, batch))
+    def for_samples(self, samples: int) -> Task:
+        """The task of a device with so many samples: passes over them become steps, of full batches only."""
+        if self.epochs is None:
+            return self
+        return replace(self, steps=self.epochs * max(1, samples // self.batch), epochs=None)
 
 
 def encode_task(task: Task) -> dict[str, Any]:

@@ -41,9 +41,10 @@ class LocalStep:
         self.x = start.x
         self.rates = 0.0  # sum over the steps run so far
         self._received = start.origin
+        before = [self.x[run].copy() for run in rest]
         self._rules = [rule.begin(start) for rule in rules]
-        for run in rest:  # a rule that moved x does not know which elements are weights
-            self.x[run] = self._received[run]
+        for run, values in zip(rest, before):  # a rule that moved x does not know which elements are trained weights
+            self.x[run] = values
         self._weights = tuple(weights)
         self._statistics = tuple(statistics)
         scratch = np.empty(min(block, max((run.stop - run.start for run in weights), default=0)), np.float32)
@@ -66,7 +67,7 @@ class LocalStep:
         self.rates += rate
 
     def update(self) -> Vector:
-        """What the device reports: how far x has moved, without the movement that was the server's."""
+        """What the device reports: how far x is from the server's, without the movement that was the server's."""
         moved: Vector = self.x - self._received
         for rule in self._rules:
             unreported = rule.unreported(self.rates)

@@ -1,0 +1,240 @@
+"""A device's part in a round, around the training: what it starts from, what it sends, what it keeps.
+
+The same code whether the server is far away (agent.py) or in the same process (a simulation): it talks to a `Server`,
+and keeps things in a `Memory`. All vectors that are kept cover what the training graph works on.
+
+    kept               by which algorithms
+
+    model, reference   what is not synchronised in every round: the device's own weights, and the server's value that
+                       their difference is taken from (less what was the server's own movement)
+    momentum           local momentum that is kept, or averaged at other times than every round
+    control            c_i of SCAFFOLD; of VRL-SGD the correction itself
+    reported           c_i as the server has summed it
+    last               VRL-SGD: the local model that went into the mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edge_runtime.trainer import Outcome, Received
+from federation.axes.local import ControlVariate, Momentum
+from federation.coverage import Coverage, coverage
+from federation.exchange import graph_region, trained_region, units_region
+from federation.manifest import Manifest
+from federation.messages import Task
+from federation.region import Region, of_layers
+from federation.server_step import CONTROL, MOMENTUM
+from federation.space import Vector
+from federation.wire import MODEL
+
+OWN_MODEL, REFERENCE, REPORTED, LAST = "model", "reference", "reported", "last"
+Vectors = dict[str, Vector]
+
+
+class Server(Protocol):
+    """What a device asks the server for during a task; what comes may be mapped files and is not changed."""
+
+    def model(self, region: Region) -> Vector:
+        """The version of the task."""
+
+    def before(self, region: Region) -> Vector:
+        """The version before."""
+
+    def state(self, name: str, region: Region) -> Vector:
+        """A vector of the server's state."""
+
+    def inherited(self, region: Region) -> Vector:
+        """What the one who had this place before the window sent for a region."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a device keeps of a task."""
+
+    task: str
+    boundary: str
+    vectors: Mapping[str, Vector]
+    walked: float = 0.0  # sum of the rates of its steps
+
+
+class Memory(Protocol):
+    """Where a device keeps things between tasks."""
+
+    def load(self, task: str) -> Kept | None:
+        """What was kept of a task, if it is still there."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A task that is ready to be trained."""
+
+    task: Task
+    graph: Region
+    trained: Region
+    received: Received
+    own: Kept | None
+    lost: bool  # something was kept once, and is gone
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a device sends: for every track a region and its values; and what it keeps."""
+
+    tracks: dict[str, tuple[Region, Vector]]
+    kept: Vectors
+    walked: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(4 * vector.size for _, vector in self.tracks.values())
+
+
+def begin(task: Task, manifest: Manifest, server: Server, memory: Memory) -> Begun:
+    """Everything that training starts from."""
+    exchange, covered = task.exchange, coverage(manifest, task.boundary)
+    graph, trained = graph_region(manifest, covered), trained_region(manifest, covered)
+    own = memory.load(exchange.last_task) if exchange.last_task else None
+    own = own if own and own.boundary == task.boundary else None
+    start = _Start(task, manifest, covered, graph, trained, server, own)
+    parameters, reference = start.model()
+    received = Received(parameters, start.momentum(), start.control(parameters), start.server_momentum(), reference)
+    return Begun(task, graph, trained, received, own, lost=exchange.last_task is not None and own is None)
+
+
+@dataclass(frozen=True)
+class _Start:
+    task: Task
+    manifest: Manifest
+    covered: Coverage
+    graph: Region
+    trained: Region
+    server: Server
+    own: Kept | None
+
+    def model(self) -> tuple[Vector, Vector]:
+        """(where the device starts, the server's value that its difference will be taken from)."""
+        exchange, received = self.task.exchange, self.server.model(self.graph)
+        if not exchange.keeps_model:
+            return received, received
+        if self._stays():
+            return self._composed(OWN_MODEL, lambda _: received), self._composed(REFERENCE, lambda _: received)
+        if exchange.inherit is None:
+            return received, received
+        parameters = received.copy()
+        for unit, version in enumerate(exchange.changed):
+            if version < self.task.round:  # not averaged at the end of the window
+                self._inherit(exchange.rule.units(self.manifest.space)[unit], parameters)
+        return parameters, received
+
+    def _inherit(self, unit: Region, parameters: Vector) -> None:
+        """Go on with somebody else's local model, as far as both train it."""
+        assert self.task.exchange.inherit is not None
+        theirs = trained_region(self.manifest, coverage(self.manifest, self.task.exchange.inherit.boundary))
+        common = unit & self.trained & theirs
+        if common.size:
+            inside = common.inside(self.graph)
+            inside.scatter(inside.gather(parameters) + self.server.inherited(common), parameters)
+
+    def momentum(self) -> Vector | None:
+        rule = next((rule for rule in self.task.rules if isinstance(rule, Momentum)), None)
+        if rule is None or rule.between == "reset":
+            return None
+        if rule.between == "keep":
+            return self.own.vectors.get(MOMENTUM) if self.own else None
+        return self._composed(MOMENTUM, lambda region: self.server.state(MOMENTUM, region))
+
+    def control(self, parameters: Vector) -> Vector | None:
+        """c − c_i."""
+        rule = next((rule for rule in self.task.rules if isinstance(rule, ControlVariate)), None)
+        if rule is None:
+            return None
+        if rule.origin == "own":
+            return self._own_control(parameters)
+        common = self.server.state(CONTROL, self.graph)
+        mine = self.own.vectors[CONTROL] if self.own else np.zeros_like(common)
+        difference: Vector = common - mine
+        return difference
+
+    def _own_control(self, parameters: Vector) -> Vector | None:
+        """VRL-SGD: the correction grows by how far the device's last model was from the mean that came of it."""
+        own, exchange = self.own, self.task.exchange
+        if own is None:
+            return None
+        grown = own.vectors[CONTROL].copy()
+        if exchange.last_round == self.task.round - 1 and own.walked:
+            grown += (own.vectors[LAST] - parameters) / np.float32(own.walked)
+        return grown
+
+    def server_momentum(self) -> Vector | None:
+        """DOMO: what the server's last step says about its momentum."""
+        fuse = self.task.exchange.fuse
+        if fuse is None:
+            return None
+        momentum: Vector = (self.server.before(self.graph) - self.server.model(self.graph)) * np.float32(fuse)
+        return momentum
+
+    def _stays(self) -> bool:
+        """Whether the device has its own weights from this window."""
+        exchange = self.task.exchange
+        return self.own is not None and exchange.last_round is not None and exchange.last_round >= exchange.window_from
+
+    def _composed(self, name: str, fresh: Callable[[Region], Vector]) -> Vector:
+        """What the device kept, with the server's values where they are newer or where it does not train."""
+        exchange, everything = self.task.exchange, fresh(self.graph)
+        if self.own is None or name not in self.own.vectors or not self._stays():
+            return everything
+        found = np.array(self.own.vectors[name])
+        untrained = set(range(len(self.manifest.layers))) - set(self.covered.layers)
+        units = exchange.rule.units(self.manifest.space)
+        for region in (of_layers(self.manifest.space, untrained), *(units[unit] for unit in exchange.replaced)):
+            inside = (region & self.graph).inside(self.graph)
+            inside.scatter(inside.gather(everything), found)
+        return found
+
+
+def finish(begun: Begun, outcome: Outcome, manifest: Manifest) -> Contribution:
+    """What to send and what to keep; the vectors are good until the trainer's next task."""
+    task, local, received = begun.task, outcome.local, begun.received
+    update, reference = local.update(), received.origin
+    sent = units_region(task.exchange.rule, manifest.space, task.exchange.sent) & begun.trained
+    inside = sent.inside(begun.graph)
+    tracks = {MODEL: (sent, inside.gather(update))}
+    kept: Vectors = {}
+    if task.exchange.keeps_model:
+        kept = {OWN_MODEL: local.x, REFERENCE: reference if task.exchange.fuse is None else local.x - update}
+    rule = next((rule for rule in task.rules if isinstance(rule, Momentum)), None)
+    if rule is not None and rule.between != "reset":
+        velocity = local.state()["momentum"]
+        if rule.between == "average":
+            tracks[MOMENTUM] = (sent, inside.gather(velocity))
+        if rule.between == "keep" or task.exchange.keeps_model:
+            kept[MOMENTUM] = velocity
+    control = next((rule for rule in task.rules if isinstance(rule, ControlVariate)), None)
+    if control is not None and control.origin == "own":
+        correction = received.control if received.control is not None else np.zeros_like(local.x)
+        kept |= {CONTROL: correction, LAST: local.x}
+    elif control is not None:
+        new, reported = _control(begun, outcome, update)
+        tracks[CONTROL] = (sent, inside.gather(new - reported))
+        inside.scatter(inside.gather(new), reported)
+        kept |= {CONTROL: new, REPORTED: reported}
+    return Contribution(tracks, kept, local.rates)
+
+
+def _control(begun: Begun, outcome: Outcome, update: Vector) -> tuple[Vector, Vector]:
+    """SCAFFOLD, option II: c_i ← c_i − c + (x − x_i) / (Kη), on the weights that are trained; and c_i as reported."""
+    received, local = begun.received, outcome.local
+    assert received.control is not None
+    moved = update - (received.parameters - received.origin)
+    old = begun.own.vectors[CONTROL] if begun.own else np.zeros_like(moved)
+    reported = np.array(begun.own.vectors[REPORTED]) if begun.own else np.zeros_like(moved)
+    new = np.array(old)
+    weights = begun.trained.only("weight").inside(begun.graph)
+    fresh = -received.control - moved / np.float32(local.rates)
+    weights.scatter(weights.gather(fresh), new)
+    return new, reported
