@@ -29,7 +29,7 @@ from edge_runtime.client import Client, TaskOffer
 from federation.errors import EmbraceError
 from federation.manifest import Manifest, read_manifest
 from federation.messages import Report
-from federation.wire import encode
+from federation.wire import encode_layers
 
 BUNDLE = Path(__file__).parent / "demo_bundle" / "model"
 PATIENCE = 60.0  # seconds for the coordinator to start
@@ -112,7 +112,7 @@ def _answer(device: Client, manifest: Manifest, offer: TaskOffer) -> None:
     where = manifest.space.suffix(layer)
     delta = update_of(offer.id, where.stop - where.start)
     report = Report("done", "", "none", "fast", 0, 1, 1, 10, None, None)
-    device.send_update(offer.id, lambda: encode(manifest.space, layer, delta), report)
+    device.send_update(offer.id, lambda: encode_layers(manifest.space, layer, delta), report)
 
 
 def configuration(tokens: Mapping[str, str], things: Mapping[str, list[Any]]) -> str:

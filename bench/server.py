@@ -46,7 +46,7 @@ from federation.manifest import (
 )  # fmt: skip
 from federation.space import Parameter, Vector
 from federation.weights import write_weights
-from federation.wire import encode
+from federation.wire import encode_layers
 
 Progress = Callable[[str, int, int], None]
 Name = Literal["baseline", "embrace", "flower"]
@@ -241,7 +241,7 @@ def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_o
 def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
     weights, update = _vectors(parameters)
     manifest = write_bundle(folder / "bundle", weights)
-    load = Load(b"".join(bytes(part) for part in encode(manifest.space, 0, update)), at_once)
+    load = Load(b"".join(bytes(part) for part in encode_layers(manifest.space, 0, update)), at_once)
     command = ["-m", "cli.main", "serve", "--data", str(folder / "data"), "--port", "0", "--devices", "0"]
     # The devices of this bench come from one address with one enrolment token, all at once.
     with contextlib.ExitStack() as stack:

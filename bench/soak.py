@@ -36,7 +36,7 @@ from federation.accumulate import Accumulator
 from federation.manifest import Manifest, read_manifest
 from federation.messages import Report
 from federation.space import Vector
-from federation.wire import encode
+from federation.wire import encode_layers
 
 BUNDLE = Path(__file__).parent / "demo_bundle" / "model"
 LEASE, COHORT = 3.0, 16
@@ -71,7 +71,7 @@ def agent(server: str, token: str, seed: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             delta = update_of(offer.id, where.stop - where.start)
             report = Report("done", "", "none", "fast", 0, 1, 1, 10, None, None)
-            client.send_update(offer.id, lambda: encode(manifest.space, layer, delta), report)  # noqa: B023
+            client.send_update(offer.id, lambda: encode_layers(manifest.space, layer, delta), report)  # noqa: B023
             if chance.random() < CRASH_AFTER:
                 os.kill(os.getpid(), signal.SIGKILL)
         if chance.random() < LEAVE:

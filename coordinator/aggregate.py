@@ -1,48 +1,72 @@
-"""The server's step: a new version of the weights from the old one and what the updates say, block by block."""
+"""A new version of the weights and of the server's state: files that are copied and changed block by block.
+
+Memory does not grow with the model: old and new are files, and only a block of each is in use.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from coordinator.store.files import publish
-from federation.accumulate import Accumulator
-from federation.space import ParameterSpace
-from federation.weights import header, map_weights
-
-BLOCK = 1 << 18  # elements
-Blocks = Iterable[tuple[slice, NDArray[np.float64]]]  # where in the flat vector, and how far it moves
+from coordinator.store.files import Files, publish
+from federation.server_step import Change
+from federation.space import Parameter, ParameterSpace, Vector
+from federation.weights import header, map_weights, write_weights
+from federation.wire import MODEL
 
 
-def write_version(old: Path, new: Path, space: ParameterSpace, moves: Blocks, rate: float) -> None:
-    """x ← x + rate · move, computed in double precision. What nobody trained is copied bit by bit.
-
-    Memory does not grow with the model: old and new are files, and only a block of each is in use.
-    """
-    draft = new.with_suffix(".draft")
-    new.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(old, draft)
-    before = map_weights(old, space)
-    start = len(header(space))
-    with draft.open("r+b") as file:
-        for at, move in moves:
-            move *= rate
-            move += before[at]
-            file.seek(start + 4 * at.start)
-            file.write(move.astype("<f4").data)
-    publish(draft, new)
+def state_space(names: Iterable[str], size: int) -> ParameterSpace:
+    """The state's vectors as one file: each as long as the model, one behind the other."""
+    return ParameterSpace([[Parameter(name, "weight", (size,))] for name in names])
 
 
-def means(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """The mean over those who trained each layer; layers that nobody trained do not appear."""
-    buffer = np.empty(BLOCK)
-    for index in range(len(space.layers)):
-        layer = space.layer(index)
-        if total.weight(index):
-            for first in range(layer.start, layer.stop, BLOCK):
-                at = slice(first, min(first + BLOCK, layer.stop))
-                yield at, total.mean(at, buffer[: at.stop - at.start])
+def first_state(files: Files, job: str, vectors: Mapping[str, Vector]) -> None:
+    """The state of version 0; an algorithm without one has no file."""
+    if vectors:
+        space = state_space(vectors, next(iter(vectors.values())).size)
+        draft = files.state(job, 0).with_suffix(".state-draft")
+        write_weights(draft, space, space.flatten(vectors))
+        publish(draft, files.state(job, 0))
+
+
+def open_version(
+    files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str]
+) -> dict[str, Vector]:
+    """The model and the state's vectors of a version, mapped and not yet read."""
+    found = {MODEL: map_weights(files.version(job, version), space)}
+    state = state_space(names, space.size)
+    if state.layers:
+        vector = map_weights(files.state(job, version), state)
+        found |= {parameter.name: vector[state.slice_of(parameter.name)] for parameter in state}
+    return found
+
+
+def write_version(
+    files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str], changes: Iterable[Change]
+) -> None:
+    """The version after `version`: a copy of it with these changes. What nobody trained stays bit by bit."""
+    state = state_space(names, space.size)
+    spaces = {files.version: space, **({files.state: state} if state.layers else {})}
+    drafts = {}
+    starts = {MODEL: len(header(space))}
+    starts |= {p.name: len(header(state)) + 4 * state.slice_of(p.name).start for p in state}
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for place in spaces:
+            old, new = place(job, version), place(job, version + 1)
+            drafts[place] = new.with_suffix(new.suffix + "-draft")
+            shutil.copyfile(old, drafts[place])
+            opened[place] = stack.enter_context(drafts[place].open("r+b"))
+        for name, at, values in changes:
+            file = opened[files.version if name == MODEL else files.state]
+            file.seek(starts[name] + 4 * at.start)
+            file.write(values.astype("<f4", copy=False).data)
+    for place in reversed(drafts):  # the weights last: with them the version is there
+        publish(drafts[place], place(job, version + 1))
+
+
+def forget_version(files: Files, job: str, version: int) -> None:
+    for path in (files.version(job, version), files.state(job, version)):
+        Path(path).unlink(missing_ok=True)

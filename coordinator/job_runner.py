@@ -1,55 +1,47 @@
-"""One job at work: its round, its accumulator, and the facts that move them.
+"""One job at work: its round, its sums, and the facts that move them.
 
-Everything that matters is in the database before anybody hears of it. The accumulator is not: after a restart it is
-folded again from the bodies, and gives the same bits in whatever order.
+Everything that matters is in the database before anybody hears of it. The sums are not: after a restart they are folded
+again from the bodies, and give the same bits in whatever order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
-from coordinator.aggregate import means, write_version
 from coordinator.plan import Plan
-from coordinator.robust import robust_moves
 from coordinator.store.files import Files
 from coordinator.store.schema import EventRow, JobRow, RoundRow, SeatRow, UpdateRow
-from federation.accumulate import Accumulator
+from coordinator.summing import Reached, Summing
 from federation.axes.cover import DeviceProfile
-from federation.errors import EmbraceError
-from federation.manifest import Boundary, Manifest
-from federation.space import Vector
-from federation.wire import CheckedUpdate, read_blocks, update_header
+from federation.axes.sync import Rotating
+from federation.exchange import Exchange, Inherit
+from federation.manifest import Manifest
+from federation.messages import Task
 
-Reached = Callable[[str], None]  # told of points at which a test may end the process
 Mark = tuple[Any, ...]
 
 
 class JobRunner:
-    """The round of a job that is open. All methods are called with the coordinator's lock held, but for `fold`."""
+    """The round of a job that is open. All methods are called with the coordinator's lock held."""
 
     def __init__(self, row: JobRow, plan: Plan, manifest: Manifest, files: Files, reached: Reached) -> None:
         self.id, self.plan, self.manifest, self.files = row.id, plan, manifest, files
         self.cover = plan.cover.build(plan.local.batch)
         self.space = manifest.space
-        self._reached = reached
+        self.summing = Summing(row.id, plan, manifest, files, reached)
         self.round: rounds.Round | None = None
         self.previous: cohort.Cohort | None = None
-        self.total: Accumulator | None = None
-        self.folded: dict[str, CheckedUpdate] = {}  # by task
         self.paused_at: float | None = None
         self.close_at: float | None = None  # when to try again to close the round
         self._waiting_for: tuple[int, rounds.Effect] | None = None
         self._kept: tuple[cohort.Seat, ...] = ()  # the seats as the database has them
         self._notes: list[dict[str, Any]] = []  # events that are not in the database yet
-        self._header_bounds: dict[int, int] = {}
 
     def mark(self) -> Mark:
         """What a transaction that fails has to bring back."""
@@ -65,9 +57,9 @@ class JobRunner:
         self.save(session)
         self.previous, self._kept = _cohort(self.round) if self.round else None, ()
         self.round = rounds.open_round(
-            number, self.plan.seed, self.plan.participate, now, lease=limits.lease, offer=limits.offer
+            number, self.plan.seed, self.plan.participation, now, lease=limits.lease, offer=limits.offer
         )
-        self.forget()
+        self.summing.forget()
         session.add(
             RoundRow(
                 job=self.id, number=number, state=self.round.state, body=rounds.encode_head(self.round),
@@ -75,16 +67,13 @@ class JobRunner:
             )
         )  # fmt: skip
 
-    def forget(self) -> None:
-        """Begin the sums anew."""
-        self.total, self.folded = None, {}
-
     def restore(self, session: Session, row: RoundRow) -> None:
         """The round as the database has it; its bodies are folded again by whoever calls this."""
         self.round = self._decoded(session, row)
         self._kept = self.round.slots
         before = session.get(RoundRow, (self.id, row.number - 1))
         self.previous = _cohort(self._decoded(session, before)) if before else None
+        self.summing.resume(row.number, before.summary if before else None)
 
     def _decoded(self, session: Session, row: RoundRow) -> rounds.Round:
         mine = select(SeatRow.body).where(SeatRow.job == self.id, SeatRow.round == row.number)
@@ -143,91 +132,65 @@ class JobRunner:
         """The cohort of the round that is being selected."""
         assert self.round is not None
         return cohort.assign(
-            self.plan.seed, self.round.number, available, profiles, self.plan.participate, self.cover, self.manifest,
+            self.plan.seed, self.round.number, available, profiles, self.plan.participation, self.cover, self.manifest,
             self.previous,
         )  # fmt: skip
-
-    def boundary(self, seat: cohort.Seat) -> Boundary:
-        return self.manifest.boundary(seat.member.boundary)
-
-    def header_bound(self, layer: int) -> int:
-        """Bytes for the header of an update from this layer on, with room for another way of writing the same."""
-        if layer not in self._header_bounds:
-            self._header_bounds[layer] = 4 * len(update_header(self.space, layer)) + 4096
-        return self._header_bounds[layer]
 
     def task_id(self, seat: cohort.Seat) -> str:
         assert self.round is not None
         return f"{self.id}-{self.round.number}-{seat.number}-{len(seat.holders)}"
 
-    def fold(self, row: UpdateRow, checked: CheckedUpdate, body: Path) -> None:
-        """Add a body. The order of arrival makes no difference to a single bit."""
+    def task(self, session: Session, seat: cohort.Seat, seed: int) -> Task:
+        """What the device of a seat is to do."""
         assert self.round is not None
-        if self.plan.serve.combine == "mean":
-            if self.total is None:
-                self.total = self._accumulator()
-            seat = self.round.slots[row.slot]
-            with body.open("rb") as file:
-                self.total.fold(
-                    checked.first_layer, self._clipped(read_blocks(file, checked), checked.norm),
-                    row.weight * seat.count, checked.squares, largest=checked.largest,
-                )  # fmt: skip
-        self.folded[row.task] = checked
+        return self.plan.local.task(seat.member.boundary, self.round.number, seed, self._exchange(session, seat))
 
-    def _accumulator(self) -> Accumulator:
+    def _exchange(self, session: Session, seat: cohort.Seat) -> Exchange:
         assert self.round is not None
-        draws = sum(seat.count for seat in self.round.slots)
-        most = draws * self.plan.weigh.weight(self.plan.bounds.max_samples)
-        return Accumulator(self.space, max_value=self.plan.bounds.max_value, max_weight=max(most, 1.0))
+        plan, number = self.plan, self.round.number
+        last = None
+        if plan.choices.keeps_state:
+            mine = select(UpdateRow.round, UpdateRow.task).where(
+                UpdateRow.job == self.id, UpdateRow.device == seat.member.device, UpdateRow.round < number
+            )
+            row = session.execute(mine.order_by(UpdateRow.round.desc()).limit(1)).first()
+            last = (row.round, row.task) if row else None
+        return plan.choices.exchange(
+            plan.when(number), self.summing.facts, steps=plan.local.steps, window_from=plan.window_from(number),
+            last=last, inherit=self.inherit(session, seat.number),
+        )  # fmt: skip
 
-    def _clipped(self, blocks: Iterable[tuple[slice, Vector]], norm: float) -> Iterable[tuple[slice, Vector]]:
-        """The blocks of an update, shortened if it is too long."""
-        most = self.plan.serve.clip_norm
-        factor = np.float32(most / norm) if most is not None and norm > most else None
-        for number, (at, values) in enumerate(blocks):
-            if number == 1:
-                self._reached("mid-fold")
-            yield at, values if factor is None else values * factor
+    def hands_on(self, number: int) -> bool:
+        """Whether a round begins with the local models of the round before."""
+        sync = self.plan.choices.sync
+        local = isinstance(sync, Rotating) and sync.redistribute == "local"
+        return local and number > 0 and self.plan.when(number - 1).ends_window
 
-    def write_next(self, version: int, updates: list[UpdateRow]) -> None:
-        """The weights after this round."""
-        serve = self.plan.serve
-        if not self.folded:
-            raise EmbraceError(f"round {self.round.number if self.round else '?'} closed without an update")
-        if serve.combine == "mean":
-            assert self.total is not None
-            moves = means(self.total, self.space)
-        else:
-            bodies = [(self.folded[row.task], self.files.arrived(row.task, row.sha256)) for row in updates]
-            moves = robust_moves(bodies, serve.combine, serve.trim)
-        old, new = self.files.version(self.id, version), self.files.version(self.id, version + 1)
-        write_version(old, new, self.space, moves, serve.rate)
-
-    def updates(self, session: Session) -> list[UpdateRow]:
-        """What was acknowledged in this round, in the order of the slots."""
+    def inherit(self, session: Session, slot: int) -> Inherit | None:
+        """Whose local model the device of a slot goes on with."""
         assert self.round is not None
-        mine = select(UpdateRow).where(UpdateRow.job == self.id, UpdateRow.round == self.round.number)
+        if not self.hands_on(self.round.number):
+            return None
+        theirs = select(UpdateRow).where(
+            UpdateRow.job == self.id, UpdateRow.round == self.round.number - 1, UpdateRow.slot == slot
+        )
+        row = session.scalars(theirs).first()
+        seats = self.previous.seats if self.previous else ()
+        return Inherit(row.task, seats[slot].member.boundary) if row is not None and slot < len(seats) else None
+
+    def contributors(self, session: Session) -> int:
+        """How many devices have taken part so far, this round included."""
+        assert self.round is not None
+        mine = select(func.count(UpdateRow.device.distinct()))
+        return session.scalar(mine.where(UpdateRow.job == self.id, UpdateRow.round <= self.round.number)) or 1
+
+    def updates(self, session: Session, before: int = 0) -> list[UpdateRow]:
+        """What was acknowledged in this round, or so many rounds before, in the order of the slots."""
+        assert self.round is not None
+        mine = select(UpdateRow).where(UpdateRow.job == self.id, UpdateRow.round == self.round.number - before)
         return list(session.scalars(mine.order_by(UpdateRow.slot)))
-
-    def summary(self, updates: list[UpdateRow]) -> dict[str, Any]:
-        """What the round came to."""
-        first = [checked.first_layer for checked in self.folded.values()]
-        return {
-            "updates": len(updates),
-            "samples": sum(row.samples for row in updates),
-            "bytes_up": sum(row.bytes for row in updates),
-            "loss": _mean([row.report.get("loss") for row in updates]),
-            "trainers": {layer.name: sum(f <= i for f in first) for i, layer in enumerate(self.manifest.layers)},
-        }
 
 
 def _cohort(round: rounds.Round) -> cohort.Cohort | None:
     """Who took part, for the next round of a window."""
     return cohort.Cohort(round.slots, round.wanted, round.quorum) if round.slots else None
-
-
-def _mean(values: list[Any]) -> float | None:
-    """Of what devices say: any number of any size may be among it."""
-    kinds = (value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool))
-    known = [float(value) for value in kinds if abs(value) < 1e30]
-    return sum(known) / len(known) if known else None

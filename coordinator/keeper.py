@@ -20,19 +20,22 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator import rounds
+from coordinator.aggregate import first_state, forget_version
 from coordinator.bell import Bell
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
-from coordinator.job_runner import JobRunner, Reached
+from coordinator.job_runner import JobRunner
 from coordinator.plan import Plan, plan_from, plan_to
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
+from coordinator.summing import Reached
 from coordinator.views import FINISHED, Views
 from federation.bundle_files import check_bundle
+from federation.errors import EmbraceError
 from federation.manifest import Manifest, read_manifest
-from federation.wire import CheckedUpdate, Limits, UpdateDecoder
+from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.coordinator")
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed, for want of disk perhaps, is tried again
@@ -71,7 +74,12 @@ class JobKeeper(Views):
             outage = max(0.0, self.clock() - max((at for at in alive if at is not None), default=self.clock()))
             for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED) | JobRow.id.in_(closing))):
                 self._recover(session, row, outage)
-            needed = {self._body(update) for runner in self._runners.values() for update in runner.updates(session)}
+            needed = {
+                self._body(update)
+                for runner in self._runners.values()
+                for before in range(2 if runner.round and runner.hands_on(runner.round.number) else 1)
+                for update in runner.updates(session, before)
+            }
         for path in self.files.spooled() - needed:  # never acknowledged, so the device sends it again; or done with
             path.unlink(missing_ok=True)
         self._evaluate_again()
@@ -100,6 +108,7 @@ class JobKeeper(Views):
             draft = first.with_suffix(".draft")
             shutil.copyfile(directory / manifest.weights.name, draft)
             publish(draft, first)
+            first_state(self.files, job, plan.choices.first_vectors(manifest.space.size))
             self._record_job(job, plan, bundle, manifest, now)
         except BaseException:
             shutil.rmtree(first.parents[1], ignore_errors=True)
@@ -202,12 +211,16 @@ class JobKeeper(Views):
 
     def _fold(self, runner: JobRunner, row: UpdateRow, checked: CheckedUpdate | None = None) -> None:
         """Fold a body, once. If that fails the sums are void: closing the round folds everything again."""
-        if runner.round is None or runner.round.number != row.round or row.task in runner.folded:
+        if runner.round is None or runner.round.number != row.round or row.task in runner.summing.folded:
             return
         try:
-            runner.fold(row, checked or self._check_again(runner, row), self._body(row))
+            slots = runner.round.slots
+            runner.summing.fold(
+                row, checked or self._check_again(runner, row), self._body(row), slots[row.slot].count,
+                sum(seat.count for seat in slots),
+            )  # fmt: skip
         except BaseException:
-            runner.forget()
+            runner.summing.forget()
             raise
 
     def _body(self, row: UpdateRow) -> Path:
@@ -221,7 +234,7 @@ class JobKeeper(Views):
         try:
             self._commit(runner)
         except Exception:
-            runner.forget()
+            runner.summing.forget()
             runner.close_at = self.clock() + TRY_AGAIN
             log.exception("job %s: the round could not be closed; it is tried again", runner.id)
 
@@ -229,22 +242,26 @@ class JobKeeper(Views):
         """The server's step; everything that was acknowledged is folded before it."""
         with self._lock, self.sessions() as session:
             job = session.get_one(JobRow, runner.id)
-            updates = runner.updates(session)
-        if runner.round is None or runner.round.state != "closing":
-            return
+            if runner.round is None or runner.round.state != "closing":
+                return
+            updates, devices = runner.updates(session), runner.contributors(session)
+            done = runner.updates(session, before=1) if runner.hands_on(runner.round.number) else []
         for update in updates:
             self._fold(runner, update)
-        runner.write_next(job.version, updates)
+        if not updates:
+            raise EmbraceError(f"round {runner.round.number} closed without an update")
+        runner.summing.write_next(job.version, updates, devices)
         self._reached("mid-commit")
         with self._lock, self._transaction(runner) as session:
             job = session.get_one(JobRow, runner.id)
             assert runner.round is not None
             number = runner.round.number
             row = session.get_one(RoundRow, (runner.id, number))
-            row.summary = runner.summary(updates)
+            row.summary = runner.summing.summary(updates)
             self._advance(session, runner, rounds.Committed())
             job.version += 1
-            event = {"round": number, "version": job.version, **row.summary}
+            told = {key: value for key, value in row.summary.items() if key != "facts"}
+            event = {"round": number, "version": job.version, **told}
             runner.note("RoundCommitted", event, self.clock())
             if job.state == "stopped" or number + 1 >= runner.plan.num_rounds:
                 job.state = job.state if job.state == "stopped" else "done"
@@ -252,11 +269,13 @@ class JobKeeper(Views):
                 self._then.append(lambda: self._forget(runner))
             else:
                 runner.open(session, number + 1, self._now(runner))
+                self._then.append(lambda: runner.summing.resume(number + 1, row.summary))
             self._then.append(self.bell.ring)
         try:  # what follows can fail without harm
             self._evaluate(runner, job)
-            _remove([self._body(update) for update in updates])
-            self.files.version(runner.id, job.version - 2).unlink(missing_ok=True)
+            done += [] if runner.hands_on(number + 1) else updates
+            _remove([self._body(update) for update in done])
+            forget_version(self.files, runner.id, job.version - 2)
         except OSError:
             log.exception("job %s: after version %s", runner.id, job.version)
 
@@ -325,8 +344,7 @@ class JobKeeper(Views):
     def _check_again(self, runner: JobRunner, row: UpdateRow) -> CheckedUpdate:
         """What is known about a body, from the body itself."""
         assert runner.round is not None
-        layer = runner.boundary(runner.round.slots[row.slot]).layer
-        decoder = UpdateDecoder(runner.space, layer, Limits(max_value=runner.plan.bounds.max_value))
+        decoder, _ = runner.summing.decoder(runner.round.slots[row.slot].member.boundary, row.round)
         with self._body(row).open("rb") as file:
             while chunk := file.read(1 << 20):
                 decoder.feed(chunk)

@@ -20,13 +20,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
-from coordinator.job_runner import Reached
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.service import Coordinator
 from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
+from coordinator.summing import Reached
 from federation.errors import InputError
 
 log = logging.getLogger("embrace.server")

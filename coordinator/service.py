@@ -24,7 +24,7 @@ from federation.decode import decode
 from federation.errors import EmbraceError, InputError
 from federation.identity import task_seed
 from federation.messages import encode_task
-from federation.wire import CheckedUpdate, Limits, UpdateDecoder
+from federation.wire import CheckedUpdate, UpdateDecoder
 
 log = logging.getLogger("embrace.coordinator")
 PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
@@ -112,11 +112,9 @@ class Coordinator(JobKeeper):
         return self._receiving(task, runner, seat) if mine else None
 
     def _receiving(self, task: str, runner: JobRunner, seat: cohort.Seat) -> Receiving:
-        bounds, layer = runner.plan.bounds, runner.boundary(seat).layer
-        header = runner.header_bound(layer)
-        limits = Limits(max_header_bytes=header, max_norm=bounds.max_norm, max_value=bounds.max_value)
-        most = 8 + runner.header_bound(0) + 4 * runner.space.size
-        return Receiving(task, self.files.arriving(task), UpdateDecoder(runner.space, layer, limits), most)
+        assert runner.round is not None
+        decoder, most = runner.summing.decoder(seat.member.boundary, runner.round.number)
+        return Receiving(task, self.files.arriving(task), decoder, most)
 
     def accept(
         self, device: str, receiving: Receiving, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
@@ -191,6 +189,17 @@ class Coordinator(JobKeeper):
             return False
         return runner.round.number == row.round
 
+    def inherited(self, device: str, task: str) -> Path:
+        """The body that the holder of a task goes on with."""
+        with self._lock:
+            runner, seat, _ = self._held(device, task)
+            with self.sessions() as session:
+                found = runner.inherit(session, seat.number)
+                row = session.get(UpdateRow, found.task) if found else None
+        if row is None:
+            raise NotFound(f"task {task!r} inherits nothing")
+        return self._body(row)
+
     def fail_task(self, device: str, task: str, reason: str, message: str) -> None:
         """A device gives up; its slot is free for another."""
         with self._lock:
@@ -248,7 +257,7 @@ class Coordinator(JobKeeper):
         assert runner.round is not None
         job = session.get_one(JobRow, runner.id)
         seed = task_seed(runner.plan.seed, seat.member.device)
-        work = encode_task(runner.plan.local.task(seat.member.boundary, runner.round.number, seed))
+        work = encode_task(runner.task(session, seat, seed))
         return TaskOffer(runner.task_id(seat), job.id, job.bundle, job.version, seat.until, work)
 
     def _present(self, session: Session) -> dict[str, DeviceProfile]:

@@ -9,13 +9,20 @@ from typing import Any
 
 from sqlalchemy import func, select, tuple_
 
+from coordinator.aggregate import open_version
 from coordinator.errors import NotFound
+from coordinator.plan import Plan, plan_from
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
 from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, SeatRow, UpdateRow
 from federation.bundle_files import check_bundle, file_ref
-from federation.errors import BundleError
+from federation.coverage import coverage
+from federation.errors import BundleError, InputError
+from federation.exchange import graph_region, trained_region
 from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
+from federation.region import Region
+from federation.space import Vector
+from federation.wire import MODEL
 
 FINISHED = ("stopped", "done", "failed")
 EVENTS_AT_ONCE = 500
@@ -98,6 +105,26 @@ class Views:
         newest, manifest = self._versions.get(job, (-1, None))
         path = self.files.version(job, version)
         return (path, manifest) if manifest is not None and 0 <= version <= newest and path.is_file() else None
+
+    def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> tuple[Region, Vector]:
+        """A part of a vector of a version: what a boundary's graph takes, or of what it trains one unit."""
+        _, manifest = self.version_file(job, version)
+        with self.sessions() as session:
+            plan = plan_from(session.get_one(JobRow, job).plan)
+        if name not in (MODEL, *plan.choices.tracks):
+            raise NotFound(f"job {job!r} has no vector {name!r}")
+        region, space = self._part_region(plan, manifest, boundary, unit), manifest.space
+        vectors = open_version(self.files, job, version, space, plan.choices.vectors)
+        return region, region.gather(vectors[name])
+
+    def _part_region(self, plan: Plan, manifest: Manifest, boundary: str, unit: int | None) -> Region:
+        covered = coverage(manifest, boundary)
+        if unit is None:
+            return graph_region(manifest, covered)
+        units = plan.choices.sync.units(manifest.space)
+        if unit >= len(units):
+            raise InputError(f"unit: expected a number below {len(units)}, got {unit}")
+        return trained_region(manifest, covered) & units[unit]
 
     def _manifest(self, bundle: str) -> Manifest:
         if bundle not in self._manifests:

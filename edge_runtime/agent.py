@@ -16,10 +16,13 @@ from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RUNTIME, Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
+from edge_runtime.kept import KeptFiles
 from edge_runtime.memory import current_memory
-from edge_runtime.remote import RemoteBundle, RemoteSource
+from edge_runtime.participant import begin, finish
+from edge_runtime.remote import RemoteBundle, RemoteServer, RemoteSource
 from edge_runtime.timing import Stopwatch
-from edge_runtime.trainer import Received, Trainer
+from edge_runtime.trainer import Trainer
+from federation.coverage import coverage
 from federation.errors import DataError, EmbraceError, OutOfMemory, TaskFailed
 from federation.messages import Report, Task, decode_task
 from federation.wire import encode
@@ -105,25 +108,29 @@ class Agent:
         task = decode_task(offer.work)
         with watch.part("download"):
             loaded = self._load(offer, task)
-            boundary = loaded.bundle.manifest.boundary(task.boundary)
+            manifest, boundary = loaded.bundle.manifest, coverage(loaded.bundle.manifest, task.boundary).boundary
             engine = choose_engine(boundary, self.device.engine)
             loaded.bundle.training_files(boundary, engine)
             before = loaded.bundle.received
-            received = Received(loaded.bundle.suffix(offer, boundary.layer))
+            kept = KeptFiles(self.device.work / "kept" / offer.job)
+            begun = begin(task, manifest, RemoteServer(loaded.bundle, offer, task.exchange), kept)
         loaded.trainer.engine = engine
         loaded.trainer.source = RemoteSource(loaded.bundle, offer)
-        outcome = loaded.trainer.run(task, received, watch)
+        outcome = loaded.trainer.run(task, begun.received, watch)
         with watch.part("optimiser"):
-            update = outcome.local.update()
-        space = loaded.bundle.space
+            contribution = finish(begun, outcome, manifest)
+        with watch.part("state"):
+            kept.save(offer.id, task.boundary, contribution)
         downloaded = loaded.bundle.received - before
         report = replace(
             outcome.report,
+            lost_state=begun.lost,
             seconds=asdict(watch.timings(loaded.trainer.forward_share)),
-            bytes={**outcome.report.bytes, "downloaded": downloaded, "uploaded": 4 * update.size},
+            bytes={**outcome.report.bytes, "downloaded": downloaded, "uploaded": contribution.bytes},
         )
         with watch.part("upload"):
-            self.client.send_update(offer.id, lambda: encode(space, boundary.layer, update), report)
+            self.client.send_update(offer.id, lambda: encode(contribution.tracks), report)
+        kept.acknowledged(offer.id)
         return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
 
     def _load(self, offer: TaskOffer, task: Task) -> _Loaded:
@@ -156,7 +163,7 @@ class Agent:
             return found.settings, found.plan, found.boundary.name
 
         try:
-            settings, plan, _ = allowed(task.boundary)
+            settings, plan, _ = allowed(coverage(manifest, task.boundary).boundary.name)
             return settings, plan
         except OutOfMemory:
             _, _, fitting = allowed(None)

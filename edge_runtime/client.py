@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -115,6 +116,15 @@ class Client:
         """Bytes [start, stop) of a version's file; goes on where it was if the connection breaks."""
         return self._stream(f"/v1/jobs/{job}/versions/{version}/weights", (start, stop))
 
+    def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> Iterator[bytes]:
+        """The body of a part of a vector of a version."""
+        asked = {"boundary": boundary, **({} if unit is None else {"unit": str(unit)})}
+        return self._stream(f"/v1/jobs/{job}/versions/{version}/parts/{name}?{urlencode(asked)}", None, resume=False)
+
+    def inherited(self, task: str) -> Iterator[bytes]:
+        """The update that the holder of a task goes on with."""
+        return self._stream(f"/v1/tasks/{task}/inherited", None)
+
     def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
         """Send a body; `body` gives it anew for every attempt. Returns its size."""
         digest, size = hashlib.sha256(), 0
@@ -150,7 +160,8 @@ class Client:
             pause(f"the coordinator answered {answer.status_code}")
         raise AssertionError("pauses never end")
 
-    def _stream(self, path: str, part: tuple[int, int] | None) -> Iterator[bytes]:
+    def _stream(self, path: str, part: tuple[int, int] | None, *, resume: bool = True) -> Iterator[bytes]:
+        """`resume`: an answer that breaks off is gone on with; else it is the caller's loss."""
         done = 0
         for pause in self._pauses():
             headers = {"Range": f"bytes={part[0] + done}-{part[1] - 1}"} if part else {}
@@ -173,6 +184,8 @@ class Client:
                     return
                 pause("the answer was cut off")
             except httpx.TransportError as error:
+                if done and not resume:
+                    raise Unreachable(f"{path}: the answer broke off: {error}") from None
                 pause(str(error) or type(error).__name__)
 
     def _pauses(self) -> Iterator[Callable[[str], None]]:

@@ -15,7 +15,7 @@ and keeps things in a `Memory`. All vectors that are kept cover what the trainin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,20 +36,29 @@ OWN_MODEL, REFERENCE, REPORTED, LAST = "model", "reference", "reported", "last"
 Vectors = dict[str, Vector]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What is asked for: of the graph of a boundary everything, or one unit."""
+
+    region: Region
+    boundary: str
+    unit: int | None = None
+
+
 class Server(Protocol):
     """What a device asks the server for during a task; what comes may be mapped files and is not changed."""
 
-    def model(self, region: Region) -> Vector:
+    def model(self, part: Part) -> Vector:
         """The version of the task."""
 
-    def before(self, region: Region) -> Vector:
+    def before(self, part: Part) -> Vector:
         """The version before."""
 
-    def state(self, name: str, region: Region) -> Vector:
+    def state(self, name: str, part: Part) -> Vector:
         """A vector of the server's state."""
 
-    def inherited(self, region: Region) -> Vector:
-        """What the one who had this place before the window sent for a region."""
+    def inherited(self) -> tuple[Region, Vector]:
+        """What the one who had this place before the window sent of the model."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,9 @@ def begin(task: Task, manifest: Manifest, server: Server, memory: Memory) -> Beg
     own = own if own and own.boundary == task.boundary else None
     start = _Start(task, manifest, covered, graph, trained, server, own)
     parameters, reference = start.model()
-    received = Received(parameters, start.momentum(), start.control(parameters), start.server_momentum(), reference)
+    received = Received(
+        parameters, start.momentum(), start.control(parameters), start.server_momentum(reference), reference
+    )
     return Begun(task, graph, trained, received, own, lost=exchange.last_task is not None and own is None)
 
 
@@ -118,27 +129,30 @@ class _Start:
 
     def model(self) -> tuple[Vector, Vector]:
         """(where the device starts, the server's value that its difference will be taken from)."""
-        exchange, received = self.task.exchange, self.server.model(self.graph)
-        if not exchange.keeps_model:
-            return received, received
-        if self._stays():
-            return self._composed(OWN_MODEL, lambda _: received), self._composed(REFERENCE, lambda _: received)
-        if exchange.inherit is None:
-            return received, received
-        parameters = received.copy()
-        for unit, version in enumerate(exchange.changed):
-            if version < self.task.round:  # not averaged at the end of the window
-                self._inherit(exchange.rule.units(self.manifest.space)[unit], parameters)
-        return parameters, received
+        exchange = self.task.exchange
+        if self._goes_on(OWN_MODEL):
+            assert self.own is not None
+            parameters, reference = (np.array(self.own.vectors[name]) for name in (OWN_MODEL, REFERENCE))
+            for part in self._fresh:
+                values, inside = self.server.model(part), part.region.inside(self.graph)
+                inside.scatter(values, parameters)
+                inside.scatter(values, reference)
+            return parameters, reference
+        received = self.server.model(self._everything)
+        return (self._taken_over(received) if exchange.inherit else received), received
 
-    def _inherit(self, unit: Region, parameters: Vector) -> None:
-        """Go on with somebody else's local model, as far as both train it."""
-        assert self.task.exchange.inherit is not None
-        theirs = trained_region(self.manifest, coverage(self.manifest, self.task.exchange.inherit.boundary))
-        common = unit & self.trained & theirs
-        if common.size:
-            inside = common.inside(self.graph)
-            inside.scatter(inside.gather(parameters) + self.server.inherited(common), parameters)
+    def _taken_over(self, received: Vector) -> Vector:
+        """Somebody else's local model, as far as both train it and it was not averaged when the window ended."""
+        theirs, moved = self.server.inherited()
+        parameters: Vector = np.array(received)
+        units = self.task.exchange.rule.units(self.manifest.space)
+        for unit, version in zip(units, self.task.exchange.changed, strict=True):
+            common = unit & self.trained & theirs
+            if version < self.task.round and common.size:
+                inside = common.inside(self.graph)
+                difference = common.inside(theirs).gather(moved)
+                inside.scatter(inside.gather(parameters) + difference, parameters)
+        return parameters
 
     def momentum(self) -> Vector | None:
         rule = next((rule for rule in self.task.rules if isinstance(rule, Momentum)), None)
@@ -146,7 +160,13 @@ class _Start:
             return None
         if rule.between == "keep":
             return self.own.vectors.get(MOMENTUM) if self.own else None
-        return self._composed(MOMENTUM, lambda region: self.server.state(MOMENTUM, region))
+        if not self._goes_on(MOMENTUM):
+            return self.server.state(MOMENTUM, self._everything)
+        assert self.own is not None
+        found = np.array(self.own.vectors[MOMENTUM])
+        for part in self._fresh:
+            part.region.inside(self.graph).scatter(self.server.state(MOMENTUM, part), found)
+        return found
 
     def control(self, parameters: Vector) -> Vector | None:
         """c − c_i."""
@@ -155,46 +175,57 @@ class _Start:
             return None
         if rule.origin == "own":
             return self._own_control(parameters)
-        common = self.server.state(CONTROL, self.graph)
-        mine = self.own.vectors[CONTROL] if self.own else np.zeros_like(common)
-        difference: Vector = common - mine
+        common = self.server.state(CONTROL, self._everything)
+        difference: Vector = common - self.own.vectors[CONTROL] if self.own else np.array(common)
         return difference
 
     def _own_control(self, parameters: Vector) -> Vector | None:
         """VRL-SGD: the correction grows by how far the device's last model was from the mean that came of it."""
-        own, exchange = self.own, self.task.exchange
-        if own is None:
+        if self.own is None:
             return None
-        grown = own.vectors[CONTROL].copy()
-        if exchange.last_round == self.task.round - 1 and own.walked:
-            grown += (own.vectors[LAST] - parameters) / np.float32(own.walked)
+        grown: Vector = np.array(self.own.vectors[CONTROL])
+        if self.task.exchange.last_round == self.task.round - 1 and self.own.walked:
+            weights = self.trained.only("weight").inside(self.graph)
+            distance = (self.own.vectors[LAST] - parameters) / np.float32(self.own.walked)
+            weights.scatter(weights.gather(grown) + weights.gather(distance), grown)
         return grown
 
-    def server_momentum(self) -> Vector | None:
-        """DOMO: what the server's last step says about its momentum."""
+    def server_momentum(self, reference: Vector) -> Vector | None:
+        """DOMO: what the server's last step says about its momentum, where it has just moved."""
         fuse = self.task.exchange.fuse
         if fuse is None:
             return None
-        momentum: Vector = (self.server.before(self.graph) - self.server.model(self.graph)) * np.float32(fuse)
+        momentum: Vector = np.zeros_like(reference)
+        for part in self._fresh:
+            inside = part.region.inside(self.graph)
+            moved = self.server.before(part) - inside.gather(reference)
+            inside.scatter(moved * np.float32(fuse), momentum)
         return momentum
 
+    @property
+    def _everything(self) -> Part:
+        return Part(self.graph, self.task.boundary)
+
+    @property
+    def _fresh(self) -> list[Part]:
+        """What the server has newer, and what the device does not train."""
+        exchange, space = self.task.exchange, self.manifest.space
+        if not exchange.keeps_model or not self._stays:
+            return [self._everything]
+        units = exchange.rule.units(space)
+        untrained = set(range(len(self.manifest.layers))) - set(self.covered.layers)
+        parts = [Part(of_layers(space, untrained) & self.graph, self.task.boundary)]
+        parts += [Part(units[unit] & self.trained, self.task.boundary, unit) for unit in exchange.replaced]
+        return [part for part in parts if part.region.size]
+
+    @property
     def _stays(self) -> bool:
-        """Whether the device has its own weights from this window."""
+        """Whether the device has something of its own from this window."""
         exchange = self.task.exchange
         return self.own is not None and exchange.last_round is not None and exchange.last_round >= exchange.window_from
 
-    def _composed(self, name: str, fresh: Callable[[Region], Vector]) -> Vector:
-        """What the device kept, with the server's values where they are newer or where it does not train."""
-        exchange, everything = self.task.exchange, fresh(self.graph)
-        if self.own is None or name not in self.own.vectors or not self._stays():
-            return everything
-        found = np.array(self.own.vectors[name])
-        untrained = set(range(len(self.manifest.layers))) - set(self.covered.layers)
-        units = exchange.rule.units(self.manifest.space)
-        for region in (of_layers(self.manifest.space, untrained), *(units[unit] for unit in exchange.replaced)):
-            inside = (region & self.graph).inside(self.graph)
-            inside.scatter(inside.gather(everything), found)
-        return found
+    def _goes_on(self, name: str) -> bool:
+        return self.task.exchange.keeps_model and self._stays and self.own is not None and name in self.own.vectors
 
 
 def finish(begun: Begun, outcome: Outcome, manifest: Manifest) -> Contribution:

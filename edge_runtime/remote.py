@@ -7,18 +7,25 @@ at which the graphs look for them. A layer that is discarded becomes a hole agai
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from edge_runtime.client import Client, TaskOffer
+from edge_runtime.participant import Part
 from federation.bundle_files import file_ref
+from federation.coverage import coverage
 from federation.errors import BundleError
+from federation.exchange import Exchange, trained_region
 from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
+from federation.region import Region
 from federation.space import Vector
 from federation.weights import header
+from federation.wire import MODEL, Layout, Limits, UpdateDecoder, read_blocks
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 
@@ -59,9 +66,8 @@ class RemoteBundle:
         for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
             self.file(ref)
 
-    def suffix(self, offer: TaskOffer, first_layer: int) -> Vector:
-        """The weights that are trained, mapped from the file."""
-        where = self.space.suffix(first_layer)
+    def weights(self, offer: TaskOffer, where: slice) -> Vector:
+        """A range of the weights of a task's version, mapped from the file."""
         self.fetch_weights(offer, where)
         path = self.directory / self.manifest.weights.name
         if where.stop == where.start:
@@ -82,6 +88,50 @@ class RemoteBundle:
                 self.received += len(chunk)
             if file.tell() != stop:
                 raise BundleError(f"expected {stop - start} bytes of weights, got {file.tell() - start}")
+
+
+class RemoteServer:
+    """What a device's part in a round asks for (participant.py), over HTTP."""
+
+    def __init__(self, bundle: RemoteBundle, offer: TaskOffer, exchange: Exchange) -> None:
+        self.bundle, self.offer, self.exchange = bundle, offer, exchange
+
+    def model(self, part: Part) -> Vector:
+        where = part.region.plain
+        return self.bundle.weights(self.offer, where) if where is not None else self._part(MODEL, part, 0)
+
+    def before(self, part: Part) -> Vector:
+        return self._part(MODEL, part, -1)
+
+    def state(self, name: str, part: Part) -> Vector:
+        return self._part(name, part, 0)
+
+    def inherited(self) -> tuple[Region, Vector]:
+        assert self.exchange.inherit is not None
+        covered = coverage(self.bundle.manifest, self.exchange.inherit.boundary)
+        region = trained_region(self.bundle.manifest, covered)
+        tracks = dict.fromkeys((MODEL, *self.exchange.tracks), region)
+        return region, self._read(tracks, self.bundle.client.inherited(self.offer.id))
+
+    def _part(self, name: str, part: Part, later: int) -> Vector:
+        offer = self.offer
+        stream = self.bundle.client.part(offer.job, offer.version + later, name, part.boundary, part.unit)
+        return self._read({name: part.region}, stream)
+
+    def _read(self, tracks: dict[str, Region], stream: Iterator[bytes]) -> Vector:
+        """The first vector of a body, after every check."""
+        decoder, body = UpdateDecoder(Layout(tracks), Limits()), bytearray()
+        for chunk in stream:
+            decoder.feed(chunk)
+            body += chunk
+        self.bundle.received += len(body)
+        checked = decoder.finish().tracks[next(iter(tracks))]
+        values: Vector = np.empty(checked.region.size, np.float32)
+        done = 0
+        for run, block in read_blocks(io.BytesIO(body), checked):
+            values[done : done + run.size] = block
+            done += run.size
+        return values
 
 
 class RemoteSource:

@@ -68,10 +68,14 @@ class Algorithm:
         """Whether devices use the server's last move (DOMO)."""
         return any(isinstance(rule, ServerMomentum) and rule.beta > 0 for rule in self.rules)
 
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the server's state vectors."""
+        return (*self.serve.vectors, *self.tracks)
+
     def first_vectors(self, size: int) -> dict[str, Vector]:
         """The server's state before the first round."""
-        names = (*self.serve.vectors, *self.tracks)
-        first = {name: self.serve.first(name) if name in self.serve.vectors else 0.0 for name in names}
+        first = {name: self.serve.first(name) if name in self.serve.vectors else 0.0 for name in self.vectors}
         return {name: np.full(size, value, np.float32) for name, value in first.items()}
 
     def exchange(

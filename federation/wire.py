@@ -17,6 +17,7 @@ import math
 import reprlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from io import BufferedIOBase
 from itertools import groupby
 from typing import Any
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from federation import weights
 from federation.errors import InputError
-from federation.region import CHUNK, Region, Run
+from federation.region import CHUNK, Region, Run, of_layers
 from federation.space import Kind, Parameter, ParameterSpace, Vector
 
 BLOCK = 1 << 14  # elements that are checked together, counted from the start of the data whatever the chunks were
@@ -34,7 +35,6 @@ DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over thre
 Steps = Generator[int, bytearray, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
 Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
-Tracks = Mapping[str, Region]
 MODEL = "model"
 
 
@@ -77,13 +77,41 @@ class CheckedUpdate:
         return self.tracks[MODEL]
 
 
-def body_space(tracks: Tracks) -> ParameterSpace:
-    """The tensors of a body: track after track, each with its own names."""
-    layers = []
-    for track, region in tracks.items():
-        for layer in region.space.layers:
-            layers.append([_named(track, parameter) for parameter in layer])
-    return ParameterSpace(layers)
+@dataclass(frozen=True)
+class Layout:
+    """What a body consists of: a region for every track."""
+
+    tracks: Mapping[str, Region]
+
+    @cached_property
+    def space(self) -> ParameterSpace:
+        """The tensors: track after track, each with its own names."""
+        layers = []
+        for track, region in self.tracks.items():
+            layers += [[_named(track, parameter) for parameter in layer] for layer in region.space.layers]
+        return ParameterSpace(layers)
+
+    @cached_property
+    def header(self) -> bytes:
+        return weights.header(self.space)
+
+    @cached_property
+    def owners(self) -> list[str]:
+        """The track of every layer of the space."""
+        return [track for track, region in self.tracks.items() for _ in region.layers]
+
+
+def layers_layout(space: ParameterSpace, first_layer: int, end: int | None = None) -> Layout:
+    """A body with the model's layers [first_layer, end) alone."""
+    count = len(space.layers)
+    if not 0 <= first_layer < (count if end is None else end) <= count:
+        raise InputError(f"there are no layers [{first_layer}, {end}); the model has {count}")
+    return Layout({MODEL: of_layers(space, range(first_layer, count if end is None else end))})
+
+
+def encode_layers(space: ParameterSpace, first_layer: int, vector: Vector, *, end: int | None = None) -> Body:
+    """The body of some layers; `vector` is their slice of the flat vector."""
+    return encode({MODEL: (layers_layout(space, first_layer, end).tracks[MODEL], vector)})
 
 
 def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
@@ -91,7 +119,7 @@ def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
     for track, (region, vector) in vectors.items():
         if vector.shape != (region.size,) or vector.dtype != np.float32:
             raise InputError(f"{track}: expected {region.size} float32 values, got {vector.dtype} {vector.shape}")
-    yield weights.header(body_space({track: region for track, (region, _) in vectors.items()}))
+    yield Layout({track: region for track, (region, _) in vectors.items()}).header
     for _, vector in vectors.values():
         for start in range(0, vector.size, BLOCK):
             yield np.ascontiguousarray(vector[start : start + BLOCK], "<f4").view(np.uint8).data
@@ -100,8 +128,8 @@ def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
 class UpdateDecoder:
     """Checks a body in chunks of any size, as early as possible, and holds one block. A refusal is for good."""
 
-    def __init__(self, tracks: Tracks, limits: Limits) -> None:
-        self._steps = _check(tracks, limits)
+    def __init__(self, layout: Layout, limits: Limits) -> None:
+        self._steps = _check(layout, limits)
         self._buffer = bytearray(next(self._steps))  # of just the size that the next step wants
         self._filled, self._failure = 0, ""
         self._result: CheckedUpdate | None = None
@@ -140,14 +168,14 @@ class UpdateDecoder:
             raise
 
 
-def _check(tracks: Tracks, limits: Limits) -> Steps:
+def _check(layout: Layout, limits: Limits) -> Steps:
     """The checks, in the order of the bytes."""
     length = int.from_bytes((yield 8), "little")
     if not 2 <= length <= limits.max_header_bytes:
         raise WireError(f"the header is said to have {length} bytes; expected from 2 to {limits.max_header_bytes}")
-    part = body_space(tracks)
+    part, tracks, owner = layout.space, layout.tracks, layout.owners
     offsets = _read_header((yield length), part, limits)
-    pieces, owner = _pieces(part, offsets), [track for track, region in tracks.items() for _ in region.layers]
+    pieces = _pieces(part, offsets)
     squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
     largest, doubles = dict.fromkeys(tracks, 0.0), np.empty(BLOCK)
     most = {track: _bound(limits.max_value if track == MODEL else limits.max_other_value) for track in tracks}
@@ -199,6 +227,24 @@ def read_blocks(file: BufferedIOBase, track: CheckedTrack, block: int = CHUNK) -
             if file.readinto(part.data) != part.size:
                 raise WireError("a body that was checked has become shorter")
             yield chunk, part.view("<f4")
+
+
+def within(track: CheckedTrack, region: Region) -> CheckedTrack:
+    """The part of a checked vector that lies in a region; sums of squares are those of layers that do so entirely."""
+    common = track.region & region
+    if common == track.region:
+        return track
+    offsets = dict(zip((p for layer in track.region.layers for p in layer), (offset for offset, _ in track.places)))
+    outer = {piece.parameter.name: piece for piece in offsets}
+    places = []
+    for piece in (piece for layer in common.layers for piece in layer):
+        whole = outer[piece.parameter.name]
+        if piece.columns != whole.columns:
+            raise InputError(f"{piece.parameter.name!r}: a part of every row cannot be taken from a body")
+        places.append((offsets[whole] + 4 * (piece.first - whole.first) * piece.columns, piece.run))
+    layers = zip(track.region.layers, common.layers, track.squares)
+    squares = tuple(square if mine == theirs else 0.0 for mine, theirs, square in layers)
+    return replace(track, region=common, places=tuple(places), squares=squares)
 
 
 def _runs(places: Iterable[Place]) -> Iterator[Place]:

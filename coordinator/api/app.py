@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
-from coordinator.api import admin_routes, device_routes, metrics, openapi, problems, table_routes
+from coordinator.api import admin_routes, device_routes, metrics, openapi, part_routes, problems, table_routes
 from coordinator.api.documents import Health
 from coordinator.api.limits import Bounded, ClientLimits, buckets
 from coordinator.logs import AccessLog
@@ -45,7 +45,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     app.state.next_task, app.state.accept = Together(coordinator.next_tasks), Together(coordinator.accept_all)
     app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()
     problems.install(app)
-    for router in (device_routes.router, admin_routes.router, table_routes.router):
+    for router in (device_routes.router, part_routes.router, admin_routes.router, table_routes.router):
         app.include_router(router)
     _operations(app, coordinator, counts)
     app.add_middleware(Bounded, limits=limits, leaving=app.state.leaving)

@@ -23,7 +23,7 @@ from coordinator.service import PRESENCE, Arrival
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.weights import map_weights
-from federation.wire import WireError, encode
+from federation.wire import WireError, encode_layers
 
 router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
 LONGEST_WAIT = 60.0
@@ -158,7 +158,7 @@ async def get_weights(
     if not 0 <= first < end <= len(space.layers):
         raise InputError(f"there are no layers [{first}, {end}); the model has {len(space.layers)}")
     vector = map_weights(path, space)[space.layer(first).start : space.layer(end - 1).stop]
-    body = (bytes(part) for part in encode(space, first, vector, end=end))
+    body = (bytes(part) for part in encode_layers(space, first, vector, end=end))
     return StreamingResponse(body, media_type="application/octet-stream")
 
 

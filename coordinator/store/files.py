@@ -2,6 +2,7 @@
 
     bundles/SHA256/...                     as exported, by the hash of the manifest
     jobs/JOB/versions/N.safetensors        the weights after N rounds
+    jobs/JOB/versions/N.state              the vectors of the server's state then, if the algorithm has any
     jobs/JOB/versions/N.evaluated          a second name for them while they wait for their score
     spool/TASK.ID.part                     a body that is arriving; one may arrive twice at once
     spool/TASK.SHA256.body                 a body that has arrived and is sound
@@ -34,6 +35,9 @@ class Files:
 
     def version(self, job: str, number: int) -> Path:
         return self.root / "jobs" / _safe(job) / "versions" / f"{number}.safetensors"
+
+    def state(self, job: str, number: int) -> Path:
+        return self.version(job, number).with_suffix(".state")
 
     def arriving(self, task: str) -> Path:
         """A new place for every attempt."""

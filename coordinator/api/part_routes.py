@@ -1,0 +1,50 @@
+"""What devices need of some algorithms beside the weights: a part of a vector, and somebody else's local model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import FileResponse, StreamingResponse
+
+from coordinator.api.auth import Device, Service
+from coordinator.api.limits import paced
+from coordinator.api.openapi import BINARY_ANSWER, problems
+from federation.wire import encode
+
+router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
+
+
+@router.get(
+    "/jobs/{job}/versions/{version}/parts/{name}",
+    summary="A part of the weights, or of the server's state",
+    response_class=StreamingResponse,
+    responses={**BINARY_ANSWER, **problems(400, 404)},
+)
+def get_part(
+    job: str,
+    version: int,
+    name: Literal["model", "control", "momentum"],
+    device: Device,
+    service: Service,
+    boundary: Annotated[str, Query(max_length=200, description="What the device trains, as in its task.")],
+    unit: Annotated[int | None, Query(ge=0, description="One unit of the job's synchronisation.")] = None,
+) -> StreamingResponse:
+    """As safetensors: everything that the training graph of a boundary takes, or of what it trains one unit.
+
+    `control` (SCAFFOLD) and `momentum` (FedAvgLM) exist where the job's algorithm has them.
+    """
+    region, vector = service.part(job, version, name, boundary, unit)
+    body = (bytes(piece) for piece in encode({name: (region, vector)}))
+    return StreamingResponse(body, media_type="application/octet-stream")
+
+
+@router.get(
+    "/tasks/{task}/inherited",
+    summary="The local model to go on with",
+    response_class=FileResponse,
+    responses={**BINARY_ANSWER, **problems(404, 409)},
+)
+def get_inherited(task: str, device: Device, service: Service) -> FileResponse:
+    """The update of whoever had this place in the cohort before (partial averaging). For the holder of the task."""
+    return FileResponse(service.inherited(device, task), media_type="application/octet-stream")

@@ -1,0 +1,49 @@
+"""What a device keeps between tasks, as files: one for each task that was answered, under the task's name.
+
+A file is written before the update is sent, and those of earlier tasks go when the coordinator has acknowledged it. So
+whenever the device dies, the file of the last task that counts is there; the coordinator names that task.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edge_runtime.participant import Contribution, Kept
+from edge_runtime.state import load_state, save_state
+from federation.errors import InputError
+
+log = logging.getLogger("embrace.agent")
+_SUFFIX = ".kept"
+
+
+class KeptFiles:
+    """The folder of one job."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, task: str) -> Kept | None:
+        path = self._path(task)
+        if not path.is_file():
+            return None
+        try:
+            vectors, about = load_state(path)
+            return Kept(task, about["boundary"], vectors, float(about["walked"]))
+        except (InputError, KeyError, ValueError) as error:
+            log.warning("what was kept of task %s is lost: %s", task, error)
+            return None
+
+    def save(self, task: str, boundary: str, contribution: Contribution) -> None:
+        if contribution.kept:
+            about = {"boundary": boundary, "walked": repr(contribution.walked)}
+            save_state(self._path(task), contribution.kept, about)
+
+    def acknowledged(self, task: str) -> None:
+        """Nothing older is needed any more."""
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            if path != self._path(task):
+                path.unlink(missing_ok=True)
+
+    def _path(self, task: str) -> Path:
+        return self.folder / f"{task}{_SUFFIX}"
