@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,10 +259,10 @@ class JobKeeper(Views):
             assert runner.round is not None
             number = runner.round.number
             row = session.get_one(RoundRow, (runner.id, number))
-            row.summary = runner.summing.summary(updates)
+            told, facts = runner.summing.summary(updates), runner.summing.next_facts(number)
+            row.summary = {**told, "facts": asdict(facts)}
             self._advance(session, runner, rounds.Committed())
             job.version += 1
-            told = {key: value for key, value in row.summary.items() if key != "facts"}
             event = {"round": number, "version": job.version, **told}
             runner.note("RoundCommitted", event, self.clock())
             if job.state == "stopped" or number + 1 >= runner.plan.num_rounds:
@@ -269,7 +271,7 @@ class JobKeeper(Views):
                 self._then.append(lambda: self._forget(runner))
             else:
                 runner.open(session, number + 1, self._now(runner))
-                self._then.append(lambda: runner.summing.resume(number + 1, row.summary))
+                self._then.append(partial(runner.summing.go_on, facts))
             self._then.append(self.bell.ring)
         try:  # what follows can fail without harm
             self._evaluate(runner, job)

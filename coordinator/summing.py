@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,10 @@ class Summing:
             changed = tuple(number for _ in self.facts.sync.changed)
             sync = type(self.facts.sync)(changed, self.facts.sync.intervals, self.facts.sync.discrepancies)
             self.facts = Facts(sync, self.plan.local.schedule.at(number - 1))
+
+    def go_on(self, facts: Facts) -> None:
+        """The next round has begun."""
+        self.facts = facts
 
     def layout(self, boundary: str, number: int) -> Layout:
         """What an update of this round has to have."""
@@ -154,7 +157,6 @@ class Summing:
             "bytes_up": sum(row.bytes for row in updates),
             "loss": _mean([row.report.get("loss") for row in updates]),
             "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
-            "facts": asdict(self.next_facts(updates[0].round)),
         }
 
     def _due(self, number: int) -> Region:
