@@ -253,13 +253,13 @@ class JobKeeper(Views):
         if not updates:
             raise EmbraceError(f"round {runner.round.number} closed without an update")
         runner.summing.write_next(job.version, updates, devices)
+        told, facts = runner.summing.summary(updates), runner.summing.next_facts(updates[0].round)
         self._reached("mid-commit")
         with self._lock, self._transaction(runner) as session:
             job = session.get_one(JobRow, runner.id)
             assert runner.round is not None
             number = runner.round.number
             row = session.get_one(RoundRow, (runner.id, number))
-            told, facts = runner.summing.summary(updates), runner.summing.next_facts(number)
             row.summary = {**told, "facts": asdict(facts)}
             self._advance(session, runner, rounds.Committed())
             job.version += 1

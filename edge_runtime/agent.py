@@ -108,9 +108,10 @@ class Agent:
         task = decode_task(offer.work)
         with watch.part("download"):
             loaded = self._load(offer, task)
-            manifest, boundary = loaded.bundle.manifest, coverage(loaded.bundle.manifest, task.boundary).boundary
-            engine = choose_engine(boundary, self.device.engine)
-            loaded.bundle.training_files(boundary, engine)
+            manifest, covered = loaded.bundle.manifest, coverage(loaded.bundle.manifest, task.boundary)
+            engine = choose_engine(covered.boundary, self.device.engine)
+            for graph in covered.graphs:
+                loaded.bundle.training_files(graph, engine)
             before = loaded.bundle.received
             kept = KeptFiles(self.device.work / "kept" / offer.job)
             begun = begin(task, manifest, RemoteServer(loaded.bundle, offer, task.exchange), kept)
