@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 
 from coordinator import cohort, rounds
 from coordinator.plan import Plan
+from coordinator.round_sums import Reached
 from coordinator.store.files import Files
 from coordinator.store.schema import EventRow, JobRow, RoundRow, SeatRow, UpdateRow
-from coordinator.summing import Reached, Summing
+from coordinator.summing import Summing
 from federation.axes.cover import DeviceProfile
 from federation.axes.sync import Rotating
 from federation.exchange import Exchange, Inherit

@@ -29,10 +29,10 @@ from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
 from coordinator.job_runner import JobRunner
 from coordinator.plan import Plan, plan_from, plan_to
+from coordinator.round_sums import Reached
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
-from coordinator.summing import Reached
 from coordinator.views import FINISHED, Views
 from federation.bundle_files import check_bundle
 from federation.errors import EmbraceError

@@ -22,11 +22,11 @@ from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
+from coordinator.round_sums import Reached
 from coordinator.service import Coordinator
 from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
-from coordinator.summing import Reached
 from federation.errors import InputError
 
 log = logging.getLogger("embrace.server")

@@ -1,0 +1,116 @@
+"""The sums of one round: every track of every update, folded in any order, in one process or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from io import BufferedIOBase
+from typing import Any
+
+import numpy as np
+
+from coordinator.plan import Plan
+from federation.accumulate import Accumulator
+from federation.algorithm import Facts
+from federation.coverage import coverage
+from federation.exchange import trained_region, units_region
+from federation.manifest import Manifest
+from federation.messages import MOST_STEPS
+from federation.region import Region, Run
+from federation.space import Vector
+from federation.wire import MODEL, CheckedTrack, CheckedUpdate, Layout, Limits, UpdateDecoder, read_blocks, within
+
+MOST_LAYOUTS = 63
+Reached = Callable[[str], None]  # told of points at which a test may end the process
+
+
+class Layouts:
+    """What an update of a boundary has to have: the same for all rounds that synchronise the same units."""
+
+    def __init__(self, plan: Plan, manifest: Manifest) -> None:
+        self.plan, self.manifest, self.space = plan, manifest, manifest.space
+        self._known: dict[tuple[str, tuple[int, ...]], Layout] = {}  # those made last, first
+
+    def layout(self, boundary: str, number: int, facts: Facts) -> Layout:
+        algorithm = self.plan.choices
+        sent = algorithm.sync.sent(self.plan.when(number), facts.sync)
+        known = self._known.get((boundary, sent))
+        if known is None:
+            trained = trained_region(self.manifest, coverage(self.manifest, boundary))
+            region = trained & units_region(algorithm.sync, self.space, sent)
+            known = Layout(dict.fromkeys((MODEL, *algorithm.tracks), region))
+            self._known = {(boundary, sent): known, **dict(list(self._known.items())[:MOST_LAYOUTS])}
+        return known
+
+    def decoder(self, layout: Layout) -> tuple[UpdateDecoder, int]:
+        """What checks an update, and the most bytes that it can have."""
+        bounds = self.plan.bounds
+        room = 4 * len(layout.header) + 4096  # for another way of writing the same
+        limits = Limits(
+            max_header_bytes=room, max_norm=bounds.max_norm, max_value=bounds.max_value,
+            max_other_value=bounds.max_other_value,
+        )  # fmt: skip
+        return UpdateDecoder(layout, limits), 8 + room + 4 * layout.space.size
+
+
+class RoundSums:
+    """Totals by track; `merge` adds those of another process bit for bit."""
+
+    def __init__(
+        self, plan: Plan, manifest: Manifest, facts: Facts, number: int, draws: int, reached: Reached = lambda point: None
+    ) -> None:
+        """`draws`: how many times updates can count at most, all together."""
+        self.plan, self.space, self.number, self.draws, self._reached = plan, manifest.space, number, draws, reached
+        self.due: Region = units_region(
+            plan.choices.sync, self.space, plan.choices.sync.due(plan.when(number), facts.sync)
+        )
+        self.totals: dict[str, Accumulator] = {}
+
+    def fold(self, checked: CheckedUpdate, body: BufferedIOBase, weight: float, count: int, report: Any) -> None:
+        """Add an update, in a body that was checked. The order makes no difference to a single bit."""
+        for name, track in checked.tracks.items():
+            self._fold(name, within(track, self.due), body, weight if name == MODEL else 1.0, count, report)
+
+    def _fold(
+        self, name: str, track: CheckedTrack, body: BufferedIOBase, weight: float, count: int, report: Any
+    ) -> None:
+        if name not in self.totals:
+            self.totals[name] = self._accumulator(name)
+        blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)
+        length = 1.0
+        if name == MODEL:
+            blocks = self._clipped(blocks, track.norm)
+            algorithm, rate = self.plan.choices, self.plan.local.schedule.at(self.number)
+            length = algorithm.weigh.length(algorithm.rules, self._steps(report), rate)
+        self.totals[name].fold(
+            track.region, blocks, weight * count, track.squares, largest=track.largest, length=length
+        )
+
+    def merge(self, other: RoundSums) -> None:
+        for name, total in other.totals.items():
+            if name in self.totals:
+                self.totals[name].merge(total)
+            else:
+                self.totals[name] = total
+
+    def _steps(self, report: Any) -> int:
+        """How many steps a device took: what it was told, or what it says where its data decides."""
+        told = report.get("steps")
+        if self.plan.local.epochs is None or not isinstance(told, int) or isinstance(told, bool):
+            return self.plan.local.steps
+        return min(max(told, 1), MOST_STEPS)
+
+    def _accumulator(self, name: str) -> Accumulator:
+        bounds = self.plan.bounds
+        if name != MODEL:
+            return Accumulator(self.space, max_value=bounds.max_other_value, max_weight=max(self.draws, 1.0))
+        most = self.draws * self.plan.weigh.weight(bounds.max_samples)
+        return Accumulator(self.space, max_value=bounds.max_value, max_weight=max(most, 1.0))
+
+    def _clipped(self, blocks: Iterable[tuple[Run, Vector]], norm: float) -> Iterator[tuple[Run, Vector]]:
+        """The blocks of an update, shortened if it is too long."""
+        most = self.plan.combining.clip_norm
+        factor = np.float32(most / norm) if most is not None and norm > most else None
+        for number, (at, values) in enumerate(blocks):
+            if number == 1:
+                self._reached("mid-fold")
+            yield at, values if factor is None else values * factor
