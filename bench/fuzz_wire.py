@@ -37,7 +37,7 @@ LIMITS = wire.Limits(max_header_bytes=4096, max_tensors=16, max_name_length=64, 
 def one(data: bytes) -> None:
     """The first byte says from which layer on, the second in what pieces; the rest is a body."""
     first, piece, body = data[:1] != b"\0", 1 + sum(data[1:2]), data[2:]
-    decoder = wire.UpdateDecoder(SPACE, int(first), LIMITS)
+    decoder = wire.UpdateDecoder(wire.layers_layout(SPACE, int(first)), LIMITS)
     try:
         for start in range(0, len(body), piece):
             decoder.feed(body[start : start + piece])
@@ -45,8 +45,8 @@ def one(data: bytes) -> None:
     except wire.WireError:
         return
     found = np.full(SPACE.size, np.nan, np.float32)
-    for at, values in wire.read_blocks(io.BytesIO(body), checked):
-        found[at] = values
+    for run, values in wire.read_blocks(io.BytesIO(body), checked.model):
+        found[run.start : run.stop] = values
     expected = safetensors.numpy.load(body)
     for parameter in (p for layer in SPACE.layers[int(first) :] for p in layer):
         values = found[SPACE.slice_of(parameter.name)]
@@ -61,7 +61,7 @@ def _seeds(folder: Path) -> None:
     for first in range(len(SPACE.layers)):
         where = SPACE.suffix(first)
         vector = rng.standard_normal(where.stop - where.start).astype(np.float32)
-        ours = b"".join(map(bytes, wire.encode(SPACE, first, vector)))
+        ours = b"".join(map(bytes, wire.encode_layers(SPACE, first, vector)))
         (folder / f"ours-{first}").write_bytes(bytes([first, 200]) + ours)
         tensors = {p.name: np.ones(p.shape, np.float32) for layer in SPACE.layers[first:] for p in layer}
         (folder / f"library-{first}").write_bytes(bytes([first, 3]) + safetensors.numpy.save(tensors))

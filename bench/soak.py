@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,14 +28,18 @@ import numpy as np
 
 from bench.fleet_processes import served_at
 from coordinator.admin_client import AdminClient
-from coordinator.aggregate import means, write_version
+from coordinator.aggregate import forget_version, open_version, write_version
 from coordinator.plan import plan_from, plan_to
 from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.files import Files
 from coordinator.store.schema import RoundRow
 from edge_runtime.client import Client, Declined, Unreachable
 from federation.accumulate import Accumulator
+from federation.axes.serve import Average, RoundFacts
 from federation.manifest import Manifest, read_manifest
 from federation.messages import Report
+from federation.region import of_layers
+from federation.server_step import mean_moves, server_step
 from federation.space import Vector
 from federation.wire import encode_layers
 
@@ -122,17 +127,20 @@ def check(root: Path, job: str) -> dict[str, Any]:
     sessions = open_database(sqlite_url(root))
     with sessions() as session:
         rows = session.query(RoundRow).filter_by(job=job, state="committed").order_by(RoundRow.number).all()
-    previous = BUNDLE / manifest.weights.name
+    space, again = manifest.space, Files(root / "again")
+    again.version(job, 0).parent.mkdir(parents=True)
+    shutil.copyfile(BUNDLE / manifest.weights.name, again.version(job, 0))
     states: Counter[str] = Counter()
-    for version, row in enumerate(rows, 1):
+    for version, row in enumerate(rows):
         counted = [seat for seat in row.body["slots"] if seat["state"] == "arrived"]
         states.update(seat["state"] for seat in row.body["slots"])
-        following = root / f"again-{version % 2}.safetensors"
         total = _total(manifest, job, row.number, row.body["slots"], counted)
-        write_version(previous, following, manifest.space, means(total, manifest.space), 1.0)
-        previous = following
-    found = root / "jobs" / job / "versions" / f"{len(rows)}.safetensors"
-    assert found.read_bytes() == previous.read_bytes(), "the weights are not what the rounds add up to"
+        before = open_version(again, job, version, space, ())
+        changes = server_step(Average(), mean_moves(total, space), before, RoundFacts(rate=0.05))
+        write_version(again, job, version, space, (), changes)
+        forget_version(again, job, version)
+    found, expected = (files.version(job, len(rows)) for files in (Files(root), again))
+    assert found.read_bytes() == expected.read_bytes(), "the weights are not what the rounds add up to"
     return {"rounds": len(rows), "adds_up": True, "slots": dict(states)}
 
 
@@ -144,9 +152,9 @@ def _total(manifest: Manifest, job: str, number: int, slots: list[Any], counted:
         where = manifest.space.suffix(layer)
         task = f"{job}-{number}-{seat['number']}-{len(seat['holders'])}"
         delta = update_of(task, where.stop - where.start)
-        layers = len(manifest.layers) - layer
-        largest = float(np.abs(delta).max())
-        total.fold(layer, [(where, delta)], float(seat["count"]), [0.0] * layers, largest=largest)
+        region = of_layers(manifest.space, range(layer, len(manifest.layers)))
+        squares, largest = [0.0] * len(manifest.layers), float(np.abs(delta).max())
+        total.fold(region, zip(region.runs, [delta]), float(seat["count"]), squares, largest=largest)
     return total
 
 

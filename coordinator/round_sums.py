@@ -56,7 +56,13 @@ class RoundSums:
     """Totals by track; `merge` adds those of another process bit for bit."""
 
     def __init__(
-        self, plan: Plan, manifest: Manifest, facts: Facts, number: int, draws: int, reached: Reached = lambda point: None
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        facts: Facts,
+        number: int,
+        draws: int,
+        reached: Reached = lambda point: None,
     ) -> None:
         """`draws`: how many times updates can count at most, all together."""
         self.plan, self.space, self.number, self.draws, self._reached = plan, manifest.space, number, draws, reached

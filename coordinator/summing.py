@@ -18,7 +18,7 @@ from federation.axes.serve import RoundFacts
 from federation.axes.sync import first_facts
 from federation.decode import decode
 from federation.manifest import Manifest
-from federation.server_step import Move, mean_moves
+from federation.server_step import Change, Move, mean_moves
 from federation.wire import MODEL, CheckedUpdate, UpdateDecoder, within
 
 
@@ -63,14 +63,18 @@ class Summing:
 
     def write_next(self, version: int, updates: list[UpdateRow], devices: int) -> None:
         """The weights and the state after a round, in which `devices` have taken part in the job so far."""
+        changes = self._changes(version, updates, devices)
+        write_version(self.files, self.job, version, self.space, self.plan.choices.vectors, changes)
+
+    def _changes(self, version: int, updates: list[UpdateRow], devices: int) -> Iterator[Change]:
+        """Opens the old version when the new one has its room on the disk."""
         assert self._sums is not None
         algorithm = self.plan.choices
         before = open_version(self.files, self.job, version, self.space, algorithm.vectors)
         rates = RoundFacts(self.plan.local.schedule.at(updates[0].round), self.facts.rate)
-        changes = algorithm.changes(
+        yield from algorithm.changes(
             self._sums.totals, self._moves(updates), self.space, before, rates, self.plan.combining.devices or devices
         )
-        write_version(self.files, self.job, version, self.space, algorithm.vectors, changes)
 
     def _moves(self, updates: list[UpdateRow]) -> Iterator[Move]:
         assert self._sums is not None

@@ -24,7 +24,7 @@ from federation import manifest as m
 from federation.bundle_files import file_ref
 from federation.space import Parameter
 from federation.weights import write_weights
-from federation.wire import encode
+from federation.wire import encode_layers
 from tests.stock_python import ROOT
 
 PATIENCE = 30.0  # seconds until a process that should be there is given up
@@ -145,7 +145,7 @@ def zero_update(layer: int = 0) -> bytes:
         [[Parameter("w1", "weight", (8, 4))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
     )
     size = sum(space.layer(i).stop - space.layer(i).start for i in range(layer, 2))
-    return b"".join(bytes(part) for part in encode(space, layer, np.zeros(size, np.float32)))
+    return b"".join(bytes(part) for part in encode_layers(space, layer, np.zeros(size, np.float32)))
 
 
 def send_update(device: httpx.Client, task: str, report: dict[str, Any] | None = None) -> httpx.Response:

@@ -49,7 +49,7 @@ from federation.manifest import (
 from federation.messages import Report
 from federation.space import Parameter, Vector
 from federation.weights import map_weights, write_weights
-from federation.wire import encode
+from federation.wire import encode_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("strong", "moderate", "weak")
@@ -120,7 +120,7 @@ def scripted(manifest: Manifest, offer: Any) -> Vector:
 def body_of(manifest: Manifest, offer: Any, vector: Vector | None = None) -> bytes:
     vector = scripted(manifest, offer) if vector is None else vector
     layer = manifest.boundary(offer.work["boundary"]).layer
-    return b"".join(bytes(part) for part in encode(manifest.space, layer, vector))
+    return b"".join(bytes(part) for part in encode_layers(manifest.space, layer, vector))
 
 
 class World:

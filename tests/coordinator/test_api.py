@@ -23,7 +23,7 @@ from coordinator.admin_client import AdminClient
 from coordinator.api import device_routes
 from coordinator.plan import plan_from
 from federation.weights import map_weights
-from federation.wire import encode
+from federation.wire import encode_layers
 from tests.coordinator.harness import Site, body_of, place_bundle, report_header, scripted, serving, write_bundle
 
 
@@ -82,7 +82,7 @@ BAD_BODIES = {
     "too large": lambda s, o: changed(s, o, set_first(1e6)),
     "wrong shape": lambda s, o: body_of(s.manifest, o).replace(b"[2,3]", b"[3,2]"),
     "wrong name": lambda s, o: body_of(s.manifest, o).replace(b"stem.w", b"stem.x"),
-    "another boundary": lambda s, o: b"".join(map(bytes, encode(s.manifest.space, 1, np.ones(13, np.float32)))),
+    "another boundary": lambda s, o: b"".join(map(bytes, encode_layers(s.manifest.space, 1, np.ones(13, np.float32)))),
     "huge header": lambda s, o: (2**62).to_bytes(8, "little") + b"{}",
     "noise": lambda s, o: os.urandom(300),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from coordinator.cohort import Cohort, LeaseTaken, Member, Seat
 from coordinator.plan import plan_from
 from coordinator.server import Server
 from coordinator.settings import Settings
-from federation.wire import encode
+from federation.wire import encode_layers
 from tests.coordinator.harness import Site, report_header
 
 
@@ -31,6 +31,8 @@ class Cast:
     job: str
     task: str
     body: bytes
+    inheriting: str = ""  # a task that goes on with what another one sent
+    spool: Sequence[str] = ()  # what that was
 
 
 Example = Callable[[Cast], tuple[str, dict[str, Any]]]  # path and options of a request that is right
@@ -53,6 +55,11 @@ ROUTES: dict[str, tuple[str, Example]] = {
     "GET /v1/bundles/{digest}/manifest": ("device", lambda c: (f"/v1/bundles/{c.bundle}/manifest", {})),
     "GET /v1/graphs/{sha256}": ("device", lambda c: (f"/v1/graphs/{c.graph}", {})),
     "GET /v1/jobs/{job}/versions/{version}/weights": ("device", lambda c: (f"/v1/jobs/{c.job}/versions/0/weights", {})),
+    "GET /v1/jobs/{job}/versions/{version}/parts/{name}": (
+        "device",
+        lambda c: (f"/v1/jobs/{c.job}/versions/0/parts/model?boundary=stem&unit=0", {}),
+    ),
+    "GET /v1/tasks/{task}/inherited": ("device", lambda c: (f"/v1/tasks/{c.inheriting}/inherited", {})),
     "POST /v1/enrolments": ("admin", lambda c: ("/v1/enrolments", {"json": {}})),
     "GET /v1/devices": ("admin", lambda c: ("/v1/devices", {})),
     "DELETE /v1/devices/{device}": ("admin", lambda c: (f"/v1/devices/{c.site.enrol()[0]}", {})),
@@ -92,13 +99,32 @@ def stopped_job(cast: Cast) -> str:
 def another_task(cast: Cast) -> str:
     """A task that the device holds, of a job of its own; whoever else is there plays no part."""
     job = another_job(cast)
+    lease(cast, job)
+    return f"{job}-0-0-1"
+
+
+def lease(cast: Cast, job: str) -> None:
+    """The device alone takes part in the next round, and holds its task."""
     service = cast.site.server.coordinator
     device = cast.site.server.registry.device_of(cast.tokens["device"])
     seat = Seat(0, Member(device, "stem", 3))
     with service._lock, service._transaction(runner := service._runners[job]) as session:
         service._advance(session, runner, rounds.DevicesAvailable(cohort=Cohort((seat,), 1, 1)))
         service._advance(session, runner, LeaseTaken(device, 0))
-    return f"{job}-0-0-1"
+
+
+def inheriting_task(cast: Cast) -> str:
+    """The first task of a window: with one part that is ten rounds later."""
+    plan = {"bundle": "x", "num_rounds": 30, "participate": {"count": 1}, "sync": {"rule": "rotating", "parts": 1}}
+    job = cast.site.server.coordinator.create_job(plan_from(plan), cast.bundle)
+    with cast.site.http(cast.tokens["device"]) as client:
+        for number in range(10):
+            lease(cast, job)
+            answer = client.put(f"/v1/tasks/{job}-{number}-0-1/update", content=cast.body, headers=report_header())
+            assert answer.status_code == 201, answer.text
+            cast.site.settle()
+    lease(cast, job)
+    return f"{job}-10-0-1"
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +137,13 @@ def cast(site: Site) -> Cast:
         "admin": site.admin, "device": site.enrol()[1], "other device": site.enrol()[1], "revoked device": old,
         "enrolment": known.invite(10, 60), "stranger": "embrace_admin_" + secrets.token_urlsafe(32),
     }  # fmt: skip
-    body = b"".join(bytes(part) for part in encode(manifest.space, 0, np.zeros(manifest.space.size, np.float32)))
+    body = b"".join(bytes(part) for part in encode_layers(manifest.space, 0, np.zeros(manifest.space.size, np.float32)))
     found = Cast(site, tokens, bundle, manifest.boundaries[0].train.sha256, "", "", body)
     found.task = another_task(found)
     found.job = found.task.partition("-")[0]
+    found.inheriting = inheriting_task(found)
+    found.spool = site.spool()
+    assert len(found.spool) == 1
     return found
 
 
@@ -169,4 +198,4 @@ def test_nobody_else_is(cast: Cast, route: str) -> None:
     found = cast.site.server.coordinator.job(cast.job)
     assert found["state"] == "running" and found["version"] == 0  # and nothing has changed
     assert found["round"]["body"]["slots"][0]["state"] == "leased"
-    assert cast.site.spool() == []
+    assert cast.site.spool() == cast.spool

@@ -22,7 +22,7 @@ from edge_runtime.client import Client, Declined, TaskOffer
 from federation.axes.cover import DeviceProfile
 from federation.manifest import Manifest
 from federation.weights import map_weights
-from federation.wire import encode
+from federation.wire import encode_layers
 from tests.coordinator.harness import (
     ROOT,
     TIERS,
@@ -76,7 +76,7 @@ def work(manifest: Manifest, url: str, token: str, rounds: int, errors: list[Bas
 
 def answer(client: Client, manifest: Manifest, offer: TaskOffer) -> None:
     layer, vector = manifest.boundary(offer.work["boundary"]).layer, scripted(manifest, offer)
-    client.send_update(offer.id, lambda: encode(manifest.space, layer, vector), report_of(offer))
+    client.send_update(offer.id, lambda: encode_layers(manifest.space, layer, vector), report_of(offer))
 
 
 def run_fleet(prepared: Prepared, url: str) -> tuple[list[threading.Thread], list[BaseException]]:

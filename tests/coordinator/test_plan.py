@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.plan import Plan, parse_plan, plan_from, plan_to
 from federation.axes.cover import Everything, OutputSide
+from federation.axes.serve import Average
 from federation.errors import InputError
 from federation.identity import task_seed
 from federation.messages import decode_task, encode_task
@@ -34,7 +35,12 @@ rate = 0.5
 
 def test_a_job_file_and_its_defaults() -> None:
     plan = parse_plan(WHOLE)
-    assert (plan.num_rounds, plan.participate.count, plan.participate.quorum, plan.serve.rate) == (7, 3, 2, 0.5)
+    assert (plan.num_rounds, plan.participate.count, plan.participate.quorum, plan.choices.serve) == (
+        7,
+        3,
+        2,
+        Average(0.5),
+    )
     assert plan.local.task("strong", 0, 1).rate == 0.05 and plan.local.task("strong", 1, 1).rate == 0.1
     default = parse_plan('bundle = "b"')
     assert default == Plan("b") and default.participate.fraction_train == 1.0 and default.weigh.weight(9) == 1.0

@@ -13,12 +13,12 @@ from coordinator import robust
 from coordinator.robust import robust_moves
 from federation.errors import InputError
 from federation.space import Parameter, ParameterSpace
-from federation.wire import CheckedUpdate, Limits, UpdateDecoder, encode
+from federation.wire import CheckedTrack, Limits, UpdateDecoder, encode_layers, layers_layout
 
 SPACE = ParameterSpace(
     [[Parameter("z", "weight", (3, 2))], [Parameter("a", "weight", (5,)), Parameter("b", "statistic", (2,))]]
 )
-Bodies = list[tuple[CheckedUpdate, Path]]
+Bodies = list[tuple[CheckedTrack, Path]]
 
 
 def bodies(folder: Path, rows: list[np.ndarray], foreign: bool = False) -> Bodies:
@@ -30,20 +30,21 @@ def bodies(folder: Path, rows: list[np.ndarray], foreign: bool = False) -> Bodie
             views = SPACE.views(row, start=SPACE.layer(first).start)
             data = save({name: np.ascontiguousarray(view) for name, view in views.items()})
         else:
-            data = b"".join(map(bytes, encode(SPACE, first, row)))
-        decoder = UpdateDecoder(SPACE, first, Limits())
+            data = b"".join(map(bytes, encode_layers(SPACE, first, row)))
+        decoder = UpdateDecoder(layers_layout(SPACE, first), Limits())
         decoder.feed(data)
         path = folder / f"{number}.body"
         path.write_bytes(data)
-        found.append((decoder.finish(), path))
+        found.append((decoder.finish().model, path))
     return found
 
 
 def combined(updates: Bodies, combine: str, trim: float = 0.1) -> np.ndarray:
     out = np.full(SPACE.size, np.nan)
-    for at, move in robust_moves(updates, combine, trim):  # type: ignore[arg-type]
-        assert np.isnan(out[at]).all()
-        out[at] = move
+    for move in robust_moves(updates, combine, trim):  # type: ignore[arg-type]
+        assert np.isnan(out[move.at]).all() and move.trained is None
+        assert move.kind == ("statistic" if move.at.start >= 11 else "weight")
+        out[move.at] = move.values
     return out
 
 

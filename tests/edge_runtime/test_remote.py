@@ -64,7 +64,7 @@ def read(bundle: RemoteBundle, where: slice) -> np.ndarray:
 def test_only_the_layers_in_use_take_room(elsewhere: Elsewhere, tmp_path: Path) -> None:
     bundle = remote(elsewhere, tmp_path)
     space, start = bundle.space, len(header(bundle.space))
-    trained = bundle.suffix(OFFER, 2)
+    trained = bundle.weights(OFFER, bundle.space.suffix(2))
     np.testing.assert_array_equal(trained, elsewhere.vector[space.suffix(2)])
     head = space.suffix(2)
     assert elsewhere.asked == [(4, start + 4 * head.start, start + 4 * head.stop)]
@@ -103,7 +103,7 @@ def test_an_answer_that_is_too_short_is_no_layer(elsewhere: Elsewhere, tmp_path:
     bundle = remote(elsewhere, tmp_path)
     elsewhere.short = 8
     with pytest.raises(BundleError, match="bytes of weights"):
-        bundle.suffix(OFFER, 2)
+        bundle.weights(OFFER, bundle.space.suffix(2))
 
 
 def test_graphs_travel_once(elsewhere: Elsewhere, tmp_path: Path) -> None:

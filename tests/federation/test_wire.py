@@ -18,8 +18,20 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from federation.errors import InputError
+from federation.region import Run, whole
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.wire import BLOCK, CheckedUpdate, Limits, UpdateDecoder, WireError, encode, read_blocks, update_header
+from federation.wire import (
+    BLOCK,
+    MODEL,
+    CheckedTrack,
+    CheckedUpdate,
+    Limits,
+    UpdateDecoder,
+    WireError,
+    encode_layers,
+    layers_layout,
+    read_blocks,
+)
 
 SPACE = ParameterSpace(
     [
@@ -40,13 +52,13 @@ GOLDEN = (
 
 
 def body(space: ParameterSpace, first_layer: int, vector: Vector, end: int | None = None) -> bytes:
-    return b"".join(encode(space, first_layer, vector, end=end))
+    return b"".join(encode_layers(space, first_layer, vector, end=end))
 
 
 def decode(
     data: bytes, space: ParameterSpace = SPACE, first_layer: int = 1, limits: Limits | None = None, chunk: int = 1 << 16
 ) -> CheckedUpdate:
-    decoder = UpdateDecoder(space, first_layer, limits or Limits())
+    decoder = UpdateDecoder(layers_layout(space, first_layer), limits or Limits())
     for start in range(0, len(data), chunk):
         decoder.feed(memoryview(data)[start : start + chunk])
     return decoder.finish()
@@ -55,10 +67,10 @@ def decode(
 def collected(data: bytes, checked: CheckedUpdate, size: int, block: int = 1 << 16) -> Vector:
     """The flat vector of the model, nan where nothing came; blocks have to ascend."""
     vector, last = np.full(size, np.nan, np.float32), 0
-    for where, values in read_blocks(io.BytesIO(data), checked, block):
-        assert where.start >= last and 0 < values.size <= block
-        vector[where] = values
-        last = where.stop
+    for run, values in read_blocks(io.BytesIO(data), checked.model, block):
+        assert run.start >= last and run.rows == 1 and 0 < values.size == run.size <= block
+        vector[run.start : run.stop] = values
+        last = run.stop
     return vector
 
 
@@ -68,51 +80,46 @@ def framed(header: bytes | dict[str, Any], data: bytes = VALUES.tobytes()) -> by
 
 
 def entries() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(update_header(SPACE, 1)[8:])
+    found: dict[str, Any] = json.loads(layers_layout(SPACE, 1).header[8:])
     return found
 
 
 def test_golden_bytes() -> None:
     assert body(TINY, 0, np.array([1, -2, 0.5], np.float32)) == GOLDEN
     checked = decode(GOLDEN, TINY, 0)
-    assert checked == CheckedUpdate(
-        first_layer=0,
-        places=((128, slice(0, 2)), (136, slice(2, 3))),
+    track = CheckedTrack(
+        region=whole(TINY),
+        places=((128, Run(0, 1, 2, 2)), (136, Run(2, 1, 1, 1))),
         squares=(5.0, 0.25),
         norm=math.sqrt(5.25),
         largest=2.0,
-        data_start=128,
-        size=140,
     )
+    assert checked == CheckedUpdate(tracks={MODEL: track}, size=140)
 
 
 def test_the_data_is_the_slice_of_the_flat_vector() -> None:
     data = body(SPACE, 1, VALUES)
-    assert data == update_header(SPACE, 1) + VALUES.tobytes()
+    assert data == layers_layout(SPACE, 1).header + VALUES.tobytes()
     checked = decode(data)
-    assert [where for _, where in checked.places] == [
-        slice(5, 9),
-        slice(9, 11),
-        slice(11, 11),
-        slice(11, 14),
-        slice(14, 15),
-    ]
+    places = [(run.start, run.start + run.size) for _, run in checked.model.places]
+    assert places == [(5, 9), (9, 11), (11, 11), (11, 14), (14, 15)]
     assert np.array_equal(collected(data, checked, SPACE.size)[5:], VALUES)
-    assert len(list(read_blocks(io.BytesIO(data), checked))) == 1  # neighbours are read together
+    assert len(list(read_blocks(io.BytesIO(data), checked.model))) == 1  # neighbours are read together
 
 
 def test_a_range_in_the_middle() -> None:
     data = body(SPACE, 1, VALUES[:6], end=2)
-    decoder = UpdateDecoder(SPACE, 1, Limits(), end=2)
+    decoder = UpdateDecoder(layers_layout(SPACE, 1, 2), Limits())
     decoder.feed(data)
     checked = decoder.finish()
-    assert checked.squares == (float(np.square(VALUES[:6]).sum()),)
+    assert checked.model.squares == (0.0, float(np.square(VALUES[:4]).sum()), 0.0)
+    assert checked.model.norm == math.sqrt(float(np.square(VALUES[:6]).sum()))
     assert np.array_equal(collected(data, checked, SPACE.size)[5:11], VALUES[:6])
 
 
 def test_nothing_is_copied() -> None:
     vector = np.zeros(3 * BLOCK + 5, np.float32)
-    pieces = list(encode(ParameterSpace([[Parameter("w", "weight", vector.shape)]]), 0, vector))
+    pieces = list(encode_layers(ParameterSpace([[Parameter("w", "weight", vector.shape)]]), 0, vector))
     assert all(np.shares_memory(np.frombuffer(piece, np.uint8), vector) for piece in pieces[1:])
     assert sum(map(len, pieces[1:])) == vector.nbytes
 
@@ -120,20 +127,20 @@ def test_nothing_is_copied() -> None:
 @pytest.mark.parametrize("bad", [np.zeros(10), np.zeros(9, np.float32), np.zeros((2, 5), np.float32)])
 def test_encoding_refuses_another_vector(bad: Any) -> None:
     with pytest.raises(InputError, match="expected 10 float32 values"):
-        list(encode(SPACE, 1, bad))
+        list(encode_layers(SPACE, 1, bad))
 
 
 @pytest.mark.parametrize(("first", "end"), [(-1, None), (3, None), (1, 1), (0, 4)])
 def test_layers_that_do_not_exist(first: int, end: int | None) -> None:
     with pytest.raises(InputError, match="the model has 3"):
-        UpdateDecoder(SPACE, first, Limits(), end=end)
+        layers_layout(SPACE, first, end)
 
 
 def test_a_layer_without_parameters() -> None:
     space = ParameterSpace([[]])
     checked = decode(body(space, 0, np.zeros(0, np.float32)), space, 0)
-    assert (checked.squares, checked.norm, checked.largest) == ((0.0,), 0.0, 0.0)
-    assert list(read_blocks(io.BytesIO(), checked)) == []
+    assert (checked.model.squares, checked.model.norm, checked.model.largest) == ((0.0,), 0.0, 0.0)
+    assert list(read_blocks(io.BytesIO(), checked.model)) == []
 
 
 def big_space(order: Sequence[int]) -> ParameterSpace:
@@ -153,7 +160,7 @@ BIG_SORTED = save(dict(BIG.views(BIG_VALUES)))
 @given(cuts=st.lists(st.integers(0, len(BIG_BODY)), max_size=12))
 @settings(max_examples=40, deadline=None)
 def test_chunks_do_not_matter(data: bytes, cuts: list[int]) -> None:
-    decoder = UpdateDecoder(BIG, 0, Limits())
+    decoder = UpdateDecoder(layers_layout(BIG, 0), Limits())
     edges = [0, *sorted(cuts), len(data)]
     for start, stop in pairwise(edges):
         decoder.feed(data[start:stop])
@@ -170,9 +177,9 @@ def test_squares_against_numpy(data: bytes) -> None:
     checked = decode(data, BIG, 0)
     exact = BIG_VALUES.astype(np.float64) ** 2
     expected = [math.fsum(exact[BIG.layer(layer)]) for layer in range(3)]
-    assert checked.squares == pytest.approx(expected, rel=1e-14)
-    assert checked.norm == pytest.approx(math.sqrt(math.fsum(exact)), rel=1e-14)
-    assert checked.largest == np.abs(BIG_VALUES).max()
+    assert checked.model.squares == pytest.approx(expected, rel=1e-14)
+    assert checked.model.norm == pytest.approx(math.sqrt(math.fsum(exact)), rel=1e-14)
+    assert checked.model.largest == np.abs(BIG_VALUES).max()
 
 
 @given(
@@ -202,7 +209,7 @@ def test_what_the_library_writes_is_read(shapes: list[Any], names: list[int], bl
 def test_a_file_that_was_cut_after_the_check() -> None:
     data = body(SPACE, 1, VALUES)
     with pytest.raises(WireError, match="has become shorter"):
-        list(read_blocks(io.BytesIO(data[:-1]), decode(data)))
+        list(read_blocks(io.BytesIO(data[:-1]), decode(data).model))
 
 
 def changed(name: str, **fields: Any) -> dict[str, Any]:
@@ -285,7 +292,7 @@ def test_attacks(attack: str, chunk: int) -> None:
 
 
 def test_the_good_one_is_good() -> None:
-    assert decode(GOOD).norm == decode(body(SPACE, 1, VALUES)).norm
+    assert decode(GOOD).model.norm == decode(body(SPACE, 1, VALUES)).model.norm
 
 
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7F800000, 0xFF800000])
@@ -301,11 +308,11 @@ def test_values_that_are_no_numbers(bits: int, at: int) -> None:
 def test_the_largest_float_is_a_number() -> None:
     values = np.full(BIG.size, np.finfo(np.float32).max, np.float32)
     checked = decode(body(BIG, 0, values), BIG, 0)
-    assert math.isfinite(checked.norm) and checked.largest == values[0]
+    assert math.isfinite(checked.model.norm) and checked.model.largest == values[0]
 
 
 def test_too_many_bytes_are_seen_at_once_and_for_good() -> None:
-    decoder = UpdateDecoder(SPACE, 1, Limits())
+    decoder = UpdateDecoder(layers_layout(SPACE, 1), Limits())
     decoder.feed(GOOD)
     for _ in range(2):
         with pytest.raises(WireError, match="goes on"):
@@ -315,7 +322,7 @@ def test_too_many_bytes_are_seen_at_once_and_for_good() -> None:
 
 
 def test_a_refusal_is_for_good() -> None:
-    decoder = UpdateDecoder(SPACE, 1, Limits())
+    decoder = UpdateDecoder(layers_layout(SPACE, 1), Limits())
     with pytest.raises(WireError, match="not JSON"):
         decoder.feed(framed(b"{]"))
     for call in (lambda: decoder.feed(GOOD), decoder.finish):
@@ -324,7 +331,7 @@ def test_a_refusal_is_for_good() -> None:
 
 
 def test_a_bad_header_needs_no_data() -> None:
-    decoder = UpdateDecoder(SPACE, 1, Limits())
+    decoder = UpdateDecoder(layers_layout(SPACE, 1), Limits())
     with pytest.raises(WireError, match="described as"):
         decoder.feed(framed(changed("a", dtype="F64"), b""))
 
@@ -336,7 +343,7 @@ def test_a_bad_header_needs_no_data() -> None:
         (Limits(max_tensors=4), "more than 4 tensors"),
         (Limits(max_name_length=5), "a name above 5 characters"),
         (Limits(max_norm=9.5), "the norm is above .*; expected at most 9.5"),
-        (Limits(max_norm=np.nextafter(decode(GOOD).norm, 0)), "the norm is .*; expected at most"),
+        (Limits(max_norm=np.nextafter(decode(GOOD).model.norm, 0)), "the norm is .*; expected at most"),
         (Limits(max_value=7), "'s': element 0 is -8; expected magnitudes up to 7"),
     ],
 )
@@ -346,12 +353,12 @@ def test_limits(limits: Limits, message: str) -> None:
 
 
 def test_limits_are_reached_but_not_passed() -> None:
-    checked = decode(GOOD)
-    decode(GOOD, limits=Limits(max_tensors=5, max_name_length=6, max_norm=checked.norm, max_value=8))
+    norm = decode(GOOD).model.norm
+    decode(GOOD, limits=Limits(max_tensors=5, max_name_length=6, max_norm=norm, max_value=8))
 
 
 def test_a_norm_far_too_large_is_refused_before_the_end() -> None:
-    decoder = UpdateDecoder(BIG, 0, Limits(max_norm=1.0))
+    decoder = UpdateDecoder(layers_layout(BIG, 0), Limits(max_norm=1.0))
     with pytest.raises(WireError, match="the norm is above"):
         decoder.feed(BIG_BODY[: len(BIG_BODY) // 2])
 
@@ -401,10 +408,10 @@ def test_any_other_field_is_refused(name: str, field: str, value: Any) -> None:
 
 def test_memory_does_not_grow_with_the_body() -> None:
     space = ParameterSpace([[Parameter(f"w{i}", "weight", (1_250_000,))] for i in range(10)])
-    header, chunk = update_header(space, 0), bytes(1 << 16)
+    header, chunk = layers_layout(space, 0).header, bytes(1 << 16)
     tracemalloc.start()
     try:
-        decoder = UpdateDecoder(space, 0, Limits(max_norm=1.0))
+        decoder = UpdateDecoder(layers_layout(space, 0), Limits(max_norm=1.0))
         decoder.feed(header)
         left = 4 * space.size
         while left:
@@ -427,7 +434,7 @@ def test_the_snippet_of_the_page_makes_a_valid_body() -> None:
     found: dict[str, Any] = {}
     exec(block_of_the_page("```python\n"), found)
     space = ParameterSpace([[Parameter("fc.weight", "weight", (2, 3)), Parameter("fc.bias", "weight", (2,))]])
-    assert decode(found["body"], space, 0).norm > 0
+    assert decode(found["body"], space, 0).model.norm > 0
 
 
 def test_the_bytes_shown_on_the_page() -> None:
