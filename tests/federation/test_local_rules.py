@@ -485,10 +485,13 @@ def test_rules_survive_the_way_through_json(rules: tuple[LocalRule, ...]) -> Non
 
 def test_golden_json() -> None:
     rules = [WeightDecay(0.0001), Momentum(0.9), ServerMomentum(0.9, "before")]
-    assert json.dumps(encode_rules(rules)) == (
-        '[{"rule": "weight_decay", "factor": 0.0001}, {"rule": "momentum", "factor": 0.9, "nesterov": false}, '
+    golden = (
+        '[{"rule": "weight_decay", "factor": 0.0001}, '
+        '{"rule": "momentum", "factor": 0.9, "nesterov": false, "between": "reset"}, '
         '{"rule": "server_momentum", "beta": 0.9, "when": "before"}]'
     )
+    assert json.dumps(encode_rules(rules)) == golden
+    assert decode_rules(json.loads(golden.replace(', "between": "reset"', ""))) == rules  # as earlier programs wrote it
 
 
 def test_what_has_a_default_may_be_left_out_and_integers_are_numbers() -> None:
@@ -505,7 +508,15 @@ def test_what_has_a_default_may_be_left_out_and_integers_are_numbers() -> None:
         ([{"rule": ["momentum"]}], r"rules\[0\].rule: expected control_variate, .* got \"\['momentum'\]\""),
         ([{"rule": "adam"}], r"rules\[0\].rule: expected control_variate, .* got 'adam'"),
         ([{"rule": "proximal", "nu": 1}], r"rules\[0\] \(proximal\): expected only rule, mu, got 'nu'"),
-        ([{"rule": "control_variate", "c": 1}], r"rules\[0\] \(control_variate\): expected only rule, got 'c'"),
+        ([{"rule": "control_variate", "c": 1}], r"rules\[0\] \(control_variate\): expected only rule, origin, got 'c'"),
+        (
+            [{"rule": "control_variate", "origin": "mine"}],
+            r"rules\[0\].origin: expected exchanged, own, got 'mine'",
+        ),
+        (
+            [{"rule": "momentum", "factor": 0.9, "between": "lose"}],
+            r"rules\[0\].between: expected reset, keep, average, got 'lose'",
+        ),
         ([{"rule": "proximal"}], r"rules\[0\] \(proximal\): expected mu, got 'nothing'"),
         ([{"rule": "proximal", "mu": "1"}], r"rules\[0\].mu: expected a finite number, got '1'"),
         ([{"rule": "proximal", "mu": True}], r"rules\[0\].mu: expected a finite number, got 'True'"),
