@@ -14,7 +14,7 @@ from federation.accumulate import Accumulator
 from federation.space import ParameterSpace
 from federation.weights import header, map_weights
 
-BLOCK = 1 << 18  # elements
+BLOCK = 1 << 14  # elements
 Blocks = Iterable[tuple[slice, NDArray[np.float64]]]  # where in the flat vector, and how far it moves
 
 
@@ -26,12 +26,13 @@ def write_version(old: Path, new: Path, space: ParameterSpace, moves: Blocks, ra
     draft = new.with_suffix(".draft")
     new.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(old, draft)
-    before = map_weights(old, space)
+    map_weights(old, space)  # which refuses what is not the weights of this model
     start = len(header(space))
     with draft.open("r+b") as file:
         for at, move in moves:
+            file.seek(start + 4 * at.start)
             move *= rate
-            move += before[at]
+            move += np.frombuffer(file.read(4 * move.size), "<f4")
             file.seek(start + 4 * at.start)
             file.write(move.astype("<f4").data)
     publish(draft, new)

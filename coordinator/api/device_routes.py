@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import math
+import os
 import time
 from typing import Annotated, Any
 
@@ -15,10 +17,11 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Known, Service, Token
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
-from coordinator.api.limits import check_length, paced
+from coordinator.api.limits import check_length, paced, pour
 from coordinator.api.metrics import counted
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.errors import NotFound
+from coordinator.http import YIELD
 from coordinator.service import PRESENCE, Arrival
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
@@ -58,6 +61,7 @@ async def next_task(
         rest = until - time.monotonic()
         if offer is not None or rest <= 0 or service.leaving:
             break
+        request.scope.get("extensions", {}).get(YIELD, _nothing)()
         await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
     if offer is None:
         return Response(status_code=204)
@@ -91,11 +95,15 @@ async def send_update(
     check_length(request, receiving.most)
     sha256 = hashlib.sha256()
     try:
-        with receiving.path.open("wb") as file:
-            async for chunk in request.stream():
-                receiving.decoder.feed(chunk)
-                sha256.update(chunk)
-                file.write(chunk)
+        with receiving.path.open("wb", buffering=0) as file:
+
+            def take(piece: memoryview) -> None:
+                receiving.decoder.feed(piece)
+                sha256.update(piece)
+                if file.write(piece) != len(piece):
+                    raise OSError(errno.ENOSPC, "the disk took a part only")
+
+            await pour(request, take)
         _check_digest(content_digest, sha256.digest())
         checked = receiving.decoder.finish()
     except BaseException:
@@ -152,7 +160,8 @@ async def get_weights(
         found = await run_in_threadpool(service.version_file, job, version)
     path, manifest = found
     if from_layer is None and to_layer is None:
-        return _File(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
+        etag = {"ETag": f'"{job}-{version}"'}
+        return FileResponse(path, media_type="application/octet-stream", headers=etag, stat_result=os.stat(path))
     space = manifest.space
     first, end = from_layer or 0, to_layer or len(space.layers)
     if not 0 <= first < end <= len(space.layers):
@@ -162,10 +171,8 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
-class _File(FileResponse):
-    """A large file: every piece is read in a thread, so that they should not be many."""
-
-    chunk_size = 1 << 18
+def _nothing() -> None:
+    """For servers that have no turns."""
 
 
 def _immutable(path: Any, digest: str, media_type: str = "application/octet-stream") -> FileResponse:
