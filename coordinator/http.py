@@ -291,7 +291,8 @@ class PatientProtocol(asyncio.BufferedProtocol):
             self._early += data
             self.transport.pause_reading()
             if self._turn is None:
-                self._turn = _TURNS.ask(self._enter)
+                self._turn = Turn(_TURNS, self._enter)
+                _TURNS.queue(self._turn)
         elif exchange.inflow.whole:
             self._early += data
             self.transport.pause_reading()

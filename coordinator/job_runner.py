@@ -7,7 +7,7 @@ folded again from the bodies, and gives the same bits in whatever order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,8 @@ class JobRunner:
                     checked.first_layer, self._clipped(read_blocks(file, checked), checked.norm),
                     row.weight * seat.count, checked.squares, largest=checked.largest,
                 )  # fmt: skip
-        self.folded[row.task] = checked
+        last = next(reversed(self.folded.values()), checked)  # most devices write the same header: it is kept once
+        self.folded[row.task] = replace(checked, places=last.places) if last.places == checked.places else checked
 
     def _accumulator(self) -> Accumulator:
         assert self.round is not None

@@ -44,12 +44,10 @@ class Turns:
         self._free = places
         self._waiting: deque[Turn] = deque()
 
-    def ask(self, begin: Callable[[], None]) -> Turn:
-        """`begin` is called when it is this one's turn: at once, or later."""
-        turn = Turn(self, begin)
+    def queue(self, turn: Turn) -> None:
+        """It begins at once, or later."""
         self._waiting.append(turn)
         self._admit()
-        return turn
 
     def leave(self) -> None:
         self._free += 1

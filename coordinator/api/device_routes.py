@@ -13,12 +13,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Known, Service, Token
+from coordinator.api.direct import LONGEST_WAIT, MOST_REPORT, Direct
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
 from coordinator.api.limits import check_length, paced, pour
-from coordinator.api.metrics import counted
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.errors import NotFound
 from coordinator.http import YIELD
@@ -28,9 +28,7 @@ from federation.errors import InputError
 from federation.weights import map_weights
 from federation.wire import WireError, encode
 
-router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
-LONGEST_WAIT = 60.0
-MOST_REPORT = 16_384
+router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=Direct)
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
@@ -65,14 +63,14 @@ async def next_task(
         await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
     if offer is None:
         return Response(status_code=204)
-    return Response(TaskDocument(**vars(offer)).model_dump_json(), media_type="application/json")
+    return JSONResponse(vars(offer))
 
 
 @router.put(
     "/tasks/{task}/update",
     status_code=201,
     summary="Send an update",
-    dependencies=[Depends(counted)],
+    response_model=Accepted,
     responses=problems(400, 404, 409, 507),
     openapi_extra=BINARY_BODY,
 )
@@ -83,7 +81,7 @@ async def send_update(
     service: Service,
     embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
-) -> Accepted:
+) -> Response:
     """The body is a safetensors file (docs/wire.md) with the *change* of every parameter of the trained layers.
 
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
@@ -110,7 +108,7 @@ async def send_update(
         receiving.path.unlink(missing_ok=True)
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hexdigest(), report))
-    return Accepted(sha256=sha256.hexdigest())
+    return JSONResponse({"status": "accepted", "sha256": sha256.hexdigest()}, 201)
 
 
 @router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
