@@ -6,21 +6,13 @@ turns, each in a fresh process. The model is synthetic: random weights, graphs t
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import hashlib
-import os
 import shutil
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -28,130 +20,18 @@ import numpy as np
 from bench.device import describe_device
 from bench.server_flower import FlowerMissing, flower_version, run_flower
 from bench.server_load import Load, LoadError, baseline_round, embrace_round
+from bench.server_model import vectors, write_bundle
+from bench.server_process import Watch, first_words, running
+from bench.server_report import Name, Row, ServerReport
 from coordinator.admin_client import AdminClient
 from coordinator.plan import plan_from, plan_to
-from federation.bundle_files import file_ref
-from federation.errors import EmbraceError, InputError
-from federation.manifest import (
-    MANIFEST_NAME,
-    WEIGHTS_NAME,
-    Boundary,
-    FileRef,
-    Layer,
-    Loss,
-    Manifest,
-    Source,
-    TensorSpec,
-    dumps,
-)  # fmt: skip
-from federation.space import Parameter, Vector
-from federation.weights import write_weights
+from federation.errors import InputError
+from federation.space import Vector
 from federation.wire import encode_layers
 
 Progress = Callable[[str, int, int], None]
-Name = Literal["baseline", "embrace", "flower"]
 
-LAYERS = 8
-SEED = 1
 SPARE = 1 << 30  # bytes of the disk that are left alone
-ROUND_LIMIT, START_LIMIT, END_LIMIT = 600.0, 60.0, 10.0  # seconds
-SLOWER, MODELS, FLOWER_CPU, FLOWER_TIME = 3.0, 4, 0.1, 0.05  # the bars
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One server under one load; lists have an entry per round."""
-
-    server: Name
-    devices: int
-    parameters: int
-    seconds: list[float]
-    cpu: list[float]  # seconds of the server's processes
-    idle: int | None  # bytes, with all devices known and the job created
-    peak: int | None  # bytes
-
-    @property
-    def round_seconds(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def cpu_seconds(self) -> float:
-        return statistics.median(self.cpu)
-
-    @property
-    def rate(self) -> float:
-        """Updates per second."""
-        return self.devices / self.round_seconds
-
-    @property
-    def bytes_per_second(self) -> float:
-        """Weights and updates, both ways."""
-        return 8 * self.parameters * self.rate
-
-    @property
-    def growth(self) -> int | None:
-        """Bytes on top of the idle process."""
-        return None if self.peak is None or self.idle is None else self.peak - self.idle
-
-    @property
-    def models(self) -> float | None:
-        """The same in models."""
-        return None if self.growth is None else self.growth / (4 * self.parameters)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A promise and what was measured."""
-
-    what: str
-    limit: float
-    measured: float
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.limit
-
-
-@dataclass
-class ServerReport:
-    """What was measured, how, on what, and what could not be."""
-
-    at_once: int
-    device: dict[str, str]
-    rows: list[Row]
-    notes: list[str]
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Any]) -> ServerReport:
-        """Back from what `--json` printed."""
-        rows = [Row(**{key.name: case[key.name] for key in fields(Row)}) for case in facts["cases"]]
-        return cls(facts["at_once"], facts["device"], rows, facts["notes"])
-
-    def row(self, server: Name, devices: int, parameters: int) -> Row | None:
-        wanted = (server, devices, parameters)
-        return next((row for row in self.rows if (row.server, row.devices, row.parameters) == wanted), None)
-
-    def ratio(self, row: Row, what: Literal["round_seconds", "cpu_seconds"], other: Name) -> float | None:
-        """A server relative to another one under the same load."""
-        base = self.row(other, row.devices, row.parameters)
-        return float(getattr(row, what) / getattr(base, what)) if base and getattr(base, what) else None
-
-    def bars(self) -> list[Bar]:
-        """The project's promises about the coordinator."""
-        found = []
-        for row in self.rows:
-            if row.server != "embrace":
-                continue
-            load = f"{row.devices} devices, {row.parameters:,} parameters"
-            candidates = (
-                ("round / baseline", SLOWER, self.ratio(row, "round_seconds", "baseline")),
-                ("peak memory above idle, in models", MODELS, row.models),
-                ("server CPU / Flower", FLOWER_CPU, self.ratio(row, "cpu_seconds", "flower")),
-                ("round / Flower", FLOWER_TIME, self.ratio(row, "round_seconds", "flower")),
-            )
-            found += [Bar(f"{load}: {what}", limit, value) for what, limit, value in candidates if value is not None]
-        return found
 
 
 def bench_server(
@@ -225,12 +105,12 @@ def _measure(
 
 
 def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
-    weights, update = _vectors(parameters)
+    weights, update = vectors(parameters)
     weights.astype("<f4").tofile(folder / "weights")
     load = Load(update.astype("<f4").tobytes(), at_once)
     command = ["-m", "bench.server_baseline", str(folder), str(parameters)]
-    with _process(folder, command) as process:
-        port = int(_line(process, folder, lambda line: line.strip()))
+    with running(folder, command) as process:
+        port = int(first_words(process, folder, lambda line: line.strip()))
         watch = Watch(process.pid)
         for _ in range(rounds):
             watch.round(baseline_round(port, load, devices))
@@ -239,14 +119,14 @@ def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_o
 
 
 def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
-    weights, update = _vectors(parameters)
+    weights, update = vectors(parameters)
     manifest = write_bundle(folder / "bundle", weights)
     load = Load(b"".join(bytes(part) for part in encode_layers(manifest.space, 0, update)), at_once)
     command = ["-m", "cli.main", "serve", "--data", str(folder / "data"), "--port", "0", "--devices", "0"]
     # The devices of this bench come from one address with one enrolment token, all at once.
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(_process(folder, command, EMBRACE_REQUESTS_PER_SECOND="1000000"))
-        url = _line(process, folder, lambda line: line.split()[1] if line.startswith("coordinator: ") else "")
+        process = stack.enter_context(running(folder, command, EMBRACE_REQUESTS_PER_SECOND="1000000"))
+        url = first_words(process, folder, lambda line: line.split()[1] if line.startswith("coordinator: ") else "")
         port = int(url.rsplit(":", 1)[1])
         token = (folder / "data" / "admin.token").read_text().strip()
         admin = AdminClient(url, token)
@@ -279,135 +159,7 @@ def _update_headers(body: bytes) -> str:
     return f'Embrace-Report: {{"samples": 1}}\r\nContent-Digest: sha-256=:{digest}:\r\n'
 
 
-def _vectors(parameters: int) -> tuple[Vector, Vector]:
-    """(weights, update); the same everywhere."""
-    chance = np.random.default_rng(SEED)
-    weights = chance.standard_normal(parameters, np.float32)
-    return weights, 0.01 * chance.standard_normal(parameters, np.float32)
-
-
 def _check_result(found: Vector, weights: Vector, update: Vector, rounds: int) -> None:
     """All updates are the same, so their mean is known: a server that is quick and wrong does not count."""
     if not np.allclose(found, weights + rounds * update, atol=1e-5 * rounds):
         raise LoadError("the weights after the round are not what the updates make of them")
-
-
-def write_bundle(directory: Path, weights: Vector) -> Manifest:
-    """A bundle of as many parameters, in a few dense layers; its graphs are words."""
-    directory.mkdir(parents=True)
-    one = TensorSpec("float32", (1,))
-
-    def graph(name: str) -> FileRef:
-        (directory / name).write_text(f"{name}: nobody runs this")
-        return file_ref(directory, name)
-
-    edges = np.linspace(0, weights.size, min(LAYERS, weights.size) + 1).astype(int)
-    layers = tuple(
-        Layer(f"dense{k}", one, one, _parameters(k, int(size)), 1, int(size), 0, graph(f"dense{k}.onnx"))
-        for k, size in enumerate(np.diff(edges))
-    )
-    boundary = Boundary("dense0", 0, None, len(layers), graph("train.onnx"), ())
-    missing = FileRef(WEIGHTS_NAME, "0" * 64, 0)
-    manifest = Manifest(
-        1, "bench", Source("onnx", "none"), 17, Loss("mse"), one, one, one, None, 1, False, layers, (boundary,),
-        {"strong": "dense0"}, missing,
-    )  # fmt: skip
-    write_weights(directory / WEIGHTS_NAME, manifest.space, weights)
-    manifest = replace(manifest, weights=file_ref(directory, WEIGHTS_NAME))
-    (directory / MANIFEST_NAME).write_text(dumps(manifest))
-    return manifest
-
-
-def _parameters(layer: int, size: int) -> tuple[Parameter, ...]:
-    """A weight and a bias."""
-    bias = size // 100
-    shapes = {"weight": (size - bias,), "bias": (bias,)} if bias else {"weight": (size,)}
-    return tuple(Parameter(f"dense{layer}.{name}", "weight", shape) for name, shape in shapes.items())
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
-class Watch:
-    """What a server process uses, from /proc where there is one; else the clock only."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-        self._idle = process_memory(pid, "VmRSS")
-        self._seconds: list[float] = []
-        self._cpu: list[float] = []
-
-    def round(self, round: Awaitable[None]) -> None:
-        cpu, began = cpu_seconds(self._pid), time.perf_counter()
-        try:
-            asyncio.run(_in_time(round))
-        except OSError as error:
-            raise LoadError(f"a device lost its connection: {error}") from None
-        self._seconds.append(time.perf_counter() - began)
-        self._cpu.append(cpu_seconds(self._pid) - cpu)
-
-    def row(self, server: Name, devices: int, parameters: int) -> Row:
-        peak = process_memory(self._pid, "VmHWM")
-        return Row(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
-
-
-async def _in_time(round: Awaitable[None]) -> None:
-    try:
-        await asyncio.wait_for(round, ROUND_LIMIT)
-    except asyncio.TimeoutError:
-        raise LoadError(f"a round took more than {ROUND_LIMIT:g} seconds") from None
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of a process and its threads, so far."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def process_memory(pid: int, what: Literal["VmRSS", "VmHWM"]) -> int | None:
-    """Bytes."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{what}:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-@contextlib.contextmanager
-def _process(folder: Path, arguments: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program, ended at the end."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("EMBRACE_")}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=log,
-            env={**kept, "PYTHONPATH": path, **environment},
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _line(process: subprocess.Popen[bytes], folder: Path, find: Callable[[str], str]) -> str:
-    """What a program says when it is ready."""
-    until = time.monotonic() + START_LIMIT
-    while time.monotonic() < until:
-        for line in (folder / "out").read_text().splitlines(keepends=True):
-            if line.endswith("\n") and (found := find(line)):
-                return found
-        if process.poll() is not None:
-            break
-        time.sleep(0.02)
-    last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
-    raise EmbraceError(f"a server did not start: {' '.join(last) or 'it said nothing'}")

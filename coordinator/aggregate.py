@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from coordinator.store.files import Files, publish
 from federation.server_step import Change
@@ -43,15 +46,34 @@ def open_version(
     return found
 
 
+@dataclass(frozen=True)
+class OnDisk:
+    """A vector in a file. Its blocks are read and not mapped: pages of a map would stay in memory."""
+
+    path: Path
+    start: int  # bytes
+
+    def __getitem__(self, at: slice, /) -> Vector:
+        return np.fromfile(self.path, "<f4", at.stop - at.start, offset=self.start + 4 * at.start)
+
+
+def stored_version(
+    files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str]
+) -> dict[str, OnDisk]:
+    """The same to be read block by block."""
+    open_version(files, job, version, space, names)  # which refuses what is not of this model
+    places = _places(space, state_space(names, space.size))
+    paths = {name: (files.version if name == MODEL else files.state)(job, version) for name in places}
+    return {name: OnDisk(paths[name], start) for name, start in places.items()}
+
+
 def write_version(
     files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str], changes: Iterable[Change]
 ) -> None:
     """The version after `version`: a copy of it with these changes. What nobody trained stays bit by bit."""
     state = state_space(names, space.size)
     spaces = {files.version: space, **({files.state: state} if state.layers else {})}
-    drafts = {}
-    starts = {MODEL: len(header(space))}
-    starts |= {p.name: len(header(state)) + 4 * state.slice_of(p.name).start for p in state}
+    drafts, starts = {}, _places(space, state)
     with contextlib.ExitStack() as stack:
         opened = {}
         for place in spaces:
@@ -65,6 +87,12 @@ def write_version(
             file.write(values.astype("<f4", copy=False).data)
     for place in reversed(drafts):  # the weights last: with them the version is there
         publish(drafts[place], place(job, version + 1))
+
+
+def _places(space: ParameterSpace, state: ParameterSpace) -> dict[str, int]:
+    """Where each vector begins in its file, in bytes."""
+    state_start = len(header(state))
+    return {MODEL: len(header(space)), **{p.name: state_start + 4 * state.slice_of(p.name).start for p in state}}
 
 
 def forget_version(files: Files, job: str, version: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.credentials import new_id
+from coordinator.http import INFLOW, Inflow
 
 log = logging.getLogger("embrace.access")
 REQUEST_ID = b"x-request-id"
@@ -81,6 +82,8 @@ class AccessLog:
             await self._app(scope, receiving, sending)
         finally:
             seconds = time.perf_counter() - began
+            inflow: Inflow | None = scope.get("extensions", {}).get(INFLOW)
+            received = received if inflow is None else inflow.received
             self._observe(scope["method"], _route(scope), status, seconds, received)
             facts = {
                 "method": scope["method"], "path": scope["path"], "status": status, "ms": round(1e3 * seconds, 1),

@@ -72,6 +72,7 @@ class Registry:
                     seen_at=now,
                 )
             )  # fmt: skip
+        self._remember(token_hash(own), device)
         return device, own
 
     def device_of(self, token: str) -> str:
@@ -80,10 +81,13 @@ class Registry:
             row = session.scalar(select(DeviceRow).where(DeviceRow.token_hash == token_hash(token)))
             if row is None or row.revoked:
                 raise NotAllowed("this needs a device's token; enrol first")
+        self._remember(row.token_hash, row.id)
+        return row.id
+
+    def _remember(self, hashed: str, device: str) -> None:
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
-        self._known[row.token_hash] = row.id
-        return row.id
+        self._known[hashed] = device
 
     def known_device(self, token: str) -> str | None:
         """The same for a token that was looked up before. Whether it was revoked since is not known here."""

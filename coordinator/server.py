@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
+from coordinator.http import PatientProtocol
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.round_sums import Reached
@@ -72,8 +73,9 @@ class Server:
     def _config(self) -> uvicorn.Config:
         settings = self.settings
         config = uvicorn.Config(
-            self.app, http=PatientProtocol, ws="none", h11_max_incomplete_event_size=HEADER_BYTES, log_config=None,
-            access_log=False, timeout_keep_alive=max(1, round(settings.slow_client)), backlog=1024,
+            self.app, http=cast(type[asyncio.Protocol], PatientProtocol), ws="none",
+            h11_max_incomplete_event_size=HEADER_BYTES, log_config=None, access_log=False,
+            timeout_keep_alive=max(1, round(settings.slow_client)), backlog=1024,
             timeout_graceful_shutdown=LAST_REQUESTS, ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key, server_header=False, proxy_headers=False,
         )  # fmt: skip
@@ -98,43 +100,6 @@ class Server:
         host = self.settings.host if self.settings.host in LOOPBACK else socket.getfqdn()
         scheme = "http" if self.settings.tls_certificate is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 that gives a client so many seconds to send the headers of a request, and then hangs up.
-
-    uvicorn itself waits for ever, so that a few clients who send a byte now and then could take all connections. The
-    same clock runs when an answer is out and the client still sends a body that was refused.
-    """
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_watching()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch()
-
-    def _watch(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
-            self._stop_watching()
-        elif self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
-
-    def _stop_watching(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class _Uvicorn(uvicorn.Server):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.aggregate import open_version, write_version
+from coordinator.aggregate import stored_version, write_version
 from coordinator.plan import Plan
 from coordinator.robust import robust_moves
 from coordinator.round_sums import Layouts, Reached, RoundSums
@@ -18,8 +18,8 @@ from federation.axes.serve import RoundFacts
 from federation.axes.sync import first_facts
 from federation.decode import decode
 from federation.manifest import Manifest
-from federation.server_step import Change, Move, mean_moves
-from federation.wire import MODEL, CheckedUpdate, UpdateDecoder, within
+from federation.server_step import Move, mean_moves
+from federation.wire import MODEL, CheckedTrack, CheckedUpdate, UpdateDecoder, within
 
 
 class Summing:
@@ -59,22 +59,21 @@ class Summing:
         if self.plan.combining.combine == "mean":
             with body.open("rb") as file:
                 self._sums.fold(checked, file, row.weight, count, row.report)
-        self.folded[row.task] = checked
+        last = next(reversed(self.folded.values()), checked)
+        self.folded[row.task] = CheckedUpdate(
+            {name: _sharing(track, last.tracks[name]) for name, track in checked.tracks.items()}, checked.size
+        )
 
     def write_next(self, version: int, updates: list[UpdateRow], devices: int) -> None:
         """The weights and the state after a round, in which `devices` have taken part in the job so far."""
-        changes = self._changes(version, updates, devices)
-        write_version(self.files, self.job, version, self.space, self.plan.choices.vectors, changes)
-
-    def _changes(self, version: int, updates: list[UpdateRow], devices: int) -> Iterator[Change]:
-        """Opens the old version when the new one has its room on the disk."""
         assert self._sums is not None
         algorithm = self.plan.choices
-        before = open_version(self.files, self.job, version, self.space, algorithm.vectors)
+        before = stored_version(self.files, self.job, version, self.space, algorithm.vectors)
         rates = RoundFacts(self.plan.local.schedule.at(updates[0].round), self.facts.rate)
-        yield from algorithm.changes(
+        changes = algorithm.changes(
             self._sums.totals, self._moves(updates), self.space, before, rates, self.plan.combining.devices or devices
         )
+        write_version(self.files, self.job, version, self.space, algorithm.vectors, changes)
 
     def _moves(self, updates: list[UpdateRow]) -> Iterator[Move]:
         assert self._sums is not None
@@ -102,6 +101,11 @@ class Summing:
             "loss": _mean([row.report.get("loss") for row in updates]),
             "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
         }
+
+
+def _sharing(track: CheckedTrack, last: CheckedTrack) -> CheckedTrack:
+    """Most devices write the same header: it is kept once."""
+    return replace(track, places=last.places) if track.places == last.places else track
 
 
 def _mean(values: list[Any]) -> float | None:

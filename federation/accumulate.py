@@ -40,7 +40,7 @@ Doubles = NDArray[np.float64]
 
 BITS = 62  # one bit less than int64 has: room for the roundings of 2^62 updates
 MOST_PARTS = 62  # of a layer: a bit for each
-STEP = 1 << 15  # elements at a time: what is computed in between stays in the cache
+STEP = 1 << 13  # elements at a time: what is computed in between stays in the cache
 SMALLEST, LARGEST = 2.0**-64, 2.0**64  # of a declared bound: far from where doubles end
 
 # A double of this size has a unit of one in its last place: adding it rounds to the nearest integer, ties to even,

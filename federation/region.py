@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from federation.errors import InputError
 from federation.space import Parameter, ParameterSpace, Vector
 
-CHUNK = 1 << 16  # elements
+CHUNK = 1 << 14  # elements
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,19 @@ from federation.axes.serve import Doubles, RoundFacts, ServeRule
 from federation.space import Kind, ParameterSpace, Vector
 from federation.wire import MODEL
 
-BLOCK = 1 << 16  # elements: a few doubles for each fit the cache
+BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
 CONTROL, MOMENTUM = "control", "momentum"  # the other tracks of an update, and the server's vectors of the same names
 
+
+
+class Stored(Protocol):
+    """A vector of which a block is read at a time: an array, or a file."""
+
+    def __getitem__(self, at: slice, /) -> Vector: ...
+
+
 Sums = Mapping[str, Accumulator]  # by track
-Vectors = Mapping[str, Vector]  # by name: the model and the server's state
+Vectors = Mapping[str, Stored]  # by name: the model and the server's state
 Change = tuple[str, slice, Vector]  # new values of a block of a vector
 
 

@@ -30,9 +30,11 @@ from federation.errors import InputError
 from federation.region import CHUNK, Region, Run, of_layers
 from federation.space import Kind, Parameter, ParameterSpace, Vector
 
-BLOCK = 1 << 14  # elements that are checked together, counted from the start of the data whatever the chunks were
-DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
-Steps = Generator[int, bytearray, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
+BLOCK = 1 << 12  # elements that are checked together, counted from the start of the data whatever the chunks were
+DOT = 1 << 12  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
+PIECE = 1 << 14  # elements that are sent together
+Bytes = bytearray | memoryview
+Steps = Generator[int, Bytes, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
 Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
 MODEL = "model"
@@ -121,8 +123,8 @@ def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
             raise InputError(f"{track}: expected {region.size} float32 values, got {vector.dtype} {vector.shape}")
     yield Layout({track: region for track, (region, _) in vectors.items()}).header
     for _, vector in vectors.values():
-        for start in range(0, vector.size, BLOCK):
-            yield np.ascontiguousarray(vector[start : start + BLOCK], "<f4").view(np.uint8).data
+        for start in range(0, vector.size, PIECE):
+            yield np.ascontiguousarray(vector[start : start + PIECE], "<f4").view(np.uint8).data
 
 
 class UpdateDecoder:
@@ -130,8 +132,9 @@ class UpdateDecoder:
 
     def __init__(self, layout: Layout, limits: Limits) -> None:
         self._steps = _check(layout, limits)
-        self._buffer = bytearray(next(self._steps))  # of just the size that the next step wants
-        self._filled, self._failure = 0, ""
+        self._wanted = next(self._steps)  # bytes of the next step
+        self._rest = bytearray()  # the beginning of them, until the others come
+        self._failure = ""
         self._result: CheckedUpdate | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -142,25 +145,26 @@ class UpdateDecoder:
                 self._failure, self._result = f"the body goes on after its {self._result.size} bytes", None
             if self._failure:
                 raise WireError(self._failure)
-            taken = rest[: len(self._buffer) - self._filled]
-            self._buffer[self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
+            taken = rest[: self._wanted - len(self._rest)]
             rest = rest[len(taken) :]
-            if self._filled == len(self._buffer):
-                self._step()
+            if len(taken) == self._wanted:  # a whole block is used where it is
+                self._step(taken)
+                continue
+            self._rest += taken
+            if len(self._rest) == self._wanted:
+                whole, self._rest = self._rest, bytearray()
+                self._step(whole)
 
     def finish(self) -> CheckedUpdate:
         """What was found, now that nothing more comes."""
         if self._result is None:
-            missing = len(self._buffer) - self._filled
+            missing = self._wanted - len(self._rest)
             raise WireError(self._failure or f"the body ends too early; expected at least {missing} more bytes")
         return self._result
 
-    def _step(self) -> None:
+    def _step(self, data: Bytes) -> None:
         try:
-            need = self._steps.send(self._buffer)
-            self._buffer = self._buffer if need == len(self._buffer) else bytearray(need)
-            self._filled = 0
+            self._wanted = self._steps.send(data)
         except StopIteration as done:
             self._result = done.value
         except WireError as error:
@@ -177,13 +181,13 @@ def _check(layout: Layout, limits: Limits) -> Steps:
     offsets = _read_header((yield length), part, limits)
     pieces = _pieces(part, offsets)
     squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
-    largest, doubles = dict.fromkeys(tracks, 0.0), np.empty(BLOCK)
+    largest = dict.fromkeys(tracks, 0.0)
     most = {track: _bound(limits.max_value if track == MODEL else limits.max_other_value) for track in tracks}
     most_norm, total = _bound(limits.max_norm), 0.0
     for first in range(0, part.size, BLOCK):
         values = np.frombuffer((yield 4 * min(BLOCK, part.size - first)), "<f4")
         with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
-            np.copyto(doubles[: values.size], values)
+            doubles = values.astype(np.float64)
         end = first
         while end < first + values.size:
             layer, kind, begin, end = next(pieces)
@@ -287,11 +291,11 @@ def _element(offsets: dict[str, int], first: int, values: Vector, wrong: NDArray
     return f"{name!r}: element {first + at - begin // 4} is {values[at]:.6g}; expected "
 
 
-def _read_header(text: bytearray, part: ParameterSpace, limits: Limits) -> dict[str, int]:
+def _read_header(text: Bytes, part: ParameterSpace, limits: Limits) -> dict[str, int]:
     """Where each tensor begins in the data, in that order; refuses all that is not exactly what was expected."""
     hooks: dict[str, Any] = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _integer)
     try:
-        found = json.loads(text.decode(), object_pairs_hook=_object, **hooks)
+        found = json.loads(bytes(text).decode(), object_pairs_hook=_object, **hooks)
         notes = found.pop("__metadata__", {}) if isinstance(found, dict) else None
         if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
             raise WireError("the header must be an object, and its __metadata__ may have strings only")

@@ -13,7 +13,7 @@ from cli.bench.report import Report, TextTable, check_targets, megabytes, ratio
 from federation.errors import InputError
 
 if TYPE_CHECKING:
-    from bench.server import ServerReport
+    from bench.server_report import ServerReport
 
 NAMES = {"baseline": "bare baseline", "embrace": "embrace", "flower": "Flower"}
 

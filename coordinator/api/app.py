@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator
 
+from anyio import to_thread
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
@@ -20,6 +21,7 @@ from coordinator.together import Together
 from federation import __version__
 
 TICK = 0.5  # seconds
+THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
 def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimits | None = None) -> FastAPI:
@@ -27,6 +29,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
         await run_in_threadpool(coordinator.start)
         ticking = asyncio.create_task(_tick(coordinator))
         try:

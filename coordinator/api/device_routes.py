@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import math
+import os
 import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Known, Service, Token
+from coordinator.api.direct import LONGEST_WAIT, MOST_REPORT, Direct
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
-from coordinator.api.limits import check_length, paced
-from coordinator.api.metrics import counted
+from coordinator.api.limits import check_length, paced, pour
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
 from coordinator.errors import NotFound
+from coordinator.http import YIELD
 from coordinator.service import PRESENCE, Arrival
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.weights import map_weights
 from federation.wire import WireError, encode_layers
 
-router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
-LONGEST_WAIT = 60.0
-MOST_REPORT = 16_384
+router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=Direct)
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
@@ -58,17 +59,18 @@ async def next_task(
         rest = until - time.monotonic()
         if offer is not None or rest <= 0 or service.leaving:
             break
+        request.scope.get("extensions", {}).get(YIELD, _nothing)()
         await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
     if offer is None:
         return Response(status_code=204)
-    return Response(TaskDocument(**vars(offer)).model_dump_json(), media_type="application/json")
+    return JSONResponse(vars(offer))
 
 
 @router.put(
     "/tasks/{task}/update",
     status_code=201,
     summary="Send an update",
-    dependencies=[Depends(counted)],
+    response_model=Accepted,
     responses=problems(400, 404, 409, 507),
     openapi_extra=BINARY_BODY,
 )
@@ -79,7 +81,7 @@ async def send_update(
     service: Service,
     embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
-) -> Accepted:
+) -> Response:
     """The body is a safetensors file (docs/wire.md) with the *change* of every parameter of the trained layers.
 
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
@@ -91,18 +93,22 @@ async def send_update(
     check_length(request, receiving.most)
     sha256 = hashlib.sha256()
     try:
-        with receiving.path.open("wb") as file:
-            async for chunk in request.stream():
-                receiving.decoder.feed(chunk)
-                sha256.update(chunk)
-                file.write(chunk)
+        with receiving.path.open("wb", buffering=0) as file:
+
+            def take(piece: memoryview) -> None:
+                receiving.decoder.feed(piece)
+                sha256.update(piece)
+                if file.write(piece) != len(piece):
+                    raise OSError(errno.ENOSPC, "the disk took a part only")
+
+            await pour(request, take)
         _check_digest(content_digest, sha256.digest())
         checked = receiving.decoder.finish()
     except BaseException:
         receiving.path.unlink(missing_ok=True)
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hexdigest(), report))
-    return Accepted(sha256=sha256.hexdigest())
+    return JSONResponse({"status": "accepted", "sha256": sha256.hexdigest()}, 201)
 
 
 @router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
@@ -152,7 +158,8 @@ async def get_weights(
         found = await run_in_threadpool(service.version_file, job, version)
     path, manifest = found
     if from_layer is None and to_layer is None:
-        return _File(path, media_type="application/octet-stream", headers={"ETag": f'"{job}-{version}"'})
+        etag = {"ETag": f'"{job}-{version}"'}
+        return FileResponse(path, media_type="application/octet-stream", headers=etag, stat_result=os.stat(path))
     space = manifest.space
     first, end = from_layer or 0, to_layer or len(space.layers)
     if not 0 <= first < end <= len(space.layers):
@@ -162,10 +169,8 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
-class _File(FileResponse):
-    """A large file: every piece is read in a thread, so that they should not be many."""
-
-    chunk_size = 1 << 18
+def _nothing() -> None:
+    """For servers that have no turns."""
 
 
 def _immutable(path: Any, digest: str, media_type: str = "application/octet-stream") -> FileResponse:

@@ -6,31 +6,36 @@
     429   more requests per second than a device may send (Retry-After)
     503   more requests at once than the process may answer (Retry-After)
 
-Headers that come too slowly never become a request: server.PatientProtocol drops their connection.
+Headers that come too slowly never become a request: http.PatientProtocol drops their connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.auth import Given
 from coordinator.api.problems import problem
 from coordinator.credentials import token_hash
+from coordinator.http import INFLOW, Inflow, Sink
 
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
 HEADER_COUNT = 100
 LEAST_BYTES = 1024  # of a body, within `slow_client` seconds of waiting for it
 BURST = 4.0  # seconds' worth of requests that a device may send at once
+POUR = "embrace.pour"  # the extension of the scope that `pour` uses
 _KNOWN_CLIENTS = 65_536
 
 # Bodies that are read piece by piece, checked on the way, and have bounds of their own.
@@ -82,6 +87,16 @@ async def paced(request: Request, given: Given) -> None:
     if wait > 0:
         seconds = str(math.ceil(wait))
         raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
+
+
+async def pour(request: Request, sink: Sink) -> None:
+    """The body of a request, piece by piece, without a copy of it where the server can do that."""
+    poured = request.scope.get("extensions", {}).get(POUR)
+    if poured is not None:
+        await poured(sink)
+        return
+    async for chunk in request.stream():
+        sink(memoryview(chunk))
 
 
 def check_length(request: Request, most: int) -> None:
@@ -144,6 +159,9 @@ class Bounded:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, kind: str) -> None:
         body = _Body(receive, body_bound(scope["method"], scope["path"], self._limits), self._limits.slow_client)
+        inflow: Inflow | None = scope.get("extensions", {}).get(INFLOW)
+        if inflow is not None:
+            scope["extensions"][POUR] = partial(body.pour, inflow)
         begun = replaced = False
 
         async def receiving() -> Message:
@@ -177,8 +195,7 @@ class _Body:
             return await self._receive()
         message = await self._in_time()
         if message is None:
-            self.refusal = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
-            self.refusal.headers["Connection"] = "close"
+            self._too_slow()
         else:
             self._size += len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
@@ -188,6 +205,24 @@ class _Body:
             self._whole = True
             return {"type": "http.disconnect"}
         return message
+
+    async def pour(self, inflow: Inflow, sink: Sink) -> None:
+        """The whole body into a sink, which knows how much it takes; ends for a client that is too slow."""
+        pouring = asyncio.ensure_future(inflow.pour(sink))
+        came = 0
+        try:
+            while not (await asyncio.wait([pouring], timeout=self._window))[0]:
+                if inflow.received - came < LEAST_BYTES:
+                    self._too_slow()
+                    raise ClientDisconnect
+                came = inflow.received
+            await pouring
+        finally:
+            pouring.cancel()
+
+    def _too_slow(self) -> None:
+        self.refusal = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
+        self.refusal.headers["Connection"] = "close"
 
     async def _in_time(self) -> Message | None:
         """The next piece; None from a client that is too slow. Only time spent waiting for it counts."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 from matplotlib.image import imread
 
-from bench.server import Row, ServerReport, bench_server
+from bench.server import bench_server
 from bench.server_flower import Found
+from bench.server_report import Row, ServerReport
 from cli.bench.server import report_of, summary
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregate import first_state, forget_version, open_version, write_version
+from coordinator.aggregate import first_state, forget_version, open_version, stored_version, write_version
 from coordinator.store.files import Files
 from federation import server_step as stepping
 from federation.accumulate import Accumulator
@@ -40,7 +40,7 @@ def weights(files: Files, version: int) -> Vector:
 
 def step(files: Files, total: Accumulator, rate: float) -> None:
     """Version 1: the mean, `rate` times."""
-    before = open_version(files, "job", 0, SPACE, ())
+    before = stored_version(files, "job", 0, SPACE, ())
     changes = server_step(Average(rate), mean_moves(total, SPACE), before, FACTS)
     write_version(files, "job", 0, SPACE, (), changes)
 
@@ -109,6 +109,8 @@ def test_the_state_is_beside_the_weights_and_goes_with_them(files: Files) -> Non
     np.testing.assert_array_equal(new["first"], vectors["first"])
     assert new["second"].tolist() == [0, 1, 2, -1, -1, *range(5, 27)]
     np.testing.assert_array_equal(new[MODEL], [*old[MODEL][:26], 0])
+    for name, vector in stored_version(files, "job", 1, SPACE, vectors).items():
+        np.testing.assert_array_equal(np.concatenate([vector[slice(0, 4)], vector[slice(4, 27)]]), new[name])
     assert names(files) == ["0.safetensors", "0.state", "1.safetensors", "1.state"]
     forget_version(files, "job", 0)
     assert names(files) == ["1.safetensors", "1.state"]

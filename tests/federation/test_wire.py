@@ -21,8 +21,8 @@ from federation.errors import InputError
 from federation.region import Run, whole
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.wire import (
-    BLOCK,
     MODEL,
+    PIECE,
     CheckedTrack,
     CheckedUpdate,
     Limits,
@@ -118,7 +118,7 @@ def test_a_range_in_the_middle() -> None:
 
 
 def test_nothing_is_copied() -> None:
-    vector = np.zeros(3 * BLOCK + 5, np.float32)
+    vector = np.zeros(3 * PIECE + 5, np.float32)
     pieces = list(encode_layers(ParameterSpace([[Parameter("w", "weight", vector.shape)]]), 0, vector))
     assert all(np.shares_memory(np.frombuffer(piece, np.uint8), vector) for piece in pieces[1:])
     assert sum(map(len, pieces[1:])) == vector.nbytes
