@@ -91,12 +91,12 @@ class RoundSums:
             track.region, blocks, weight * count, track.squares, largest=track.largest, length=length
         )
 
-    def merge(self, other: RoundSums) -> None:
-        for name, total in other.totals.items():
-            if name in self.totals:
-                self.totals[name].merge(total)
-            else:
-                self.totals[name] = total
+    def merge(self, name: str, total: Accumulator) -> None:
+        """Add what another process has folded of a track."""
+        if name in self.totals:
+            self.totals[name].merge(total)
+        else:
+            self.totals[name] = total
 
     def _steps(self, report: Any) -> int:
         """How many steps a device took: what it was told, or what it says where its data decides."""

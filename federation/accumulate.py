@@ -25,8 +25,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,6 +194,30 @@ class Accumulator:
                 self._divide(layer, slice(begin, end), out[begin - start : end - start])
         return out
 
+    def dump(self) -> tuple[dict[str, Any], Sums]:
+        """The state as (JSON, the live array), for another process to load."""
+        self._must_be_whole()
+        header = {
+            "max_value": self.max_value,
+            "max_weight": self.max_weight,
+            "masses": [[_encoded(part, mass) for part, mass in own.items()] for own in self._masses],
+            "squares": [str(square) for square in self._squares],
+        }
+        return header, self._sums
+
+    @classmethod
+    def load(cls, space: ParameterSpace, header: Mapping[str, Any], sums: Sums) -> Accumulator:
+        """What was dumped; the array is copied."""
+        made = cls(space, max_value=header["max_value"], max_weight=header["max_weight"])
+        if sums.shape != made._sums.shape or len(header["masses"]) != len(made._ends):
+            raise InputError("the sums are those of another model")
+        made._sums[:] = sums
+        made._squares = [Fraction(square) for square in header["squares"]]
+        for own, parts in zip(made._masses, header["masses"]):
+            for runs, count, weight, lengths in parts:
+                own[tuple(Run(*run) for run in runs)] = Mass(count, Fraction(weight), Fraction(lengths))
+        return made
+
     def _divide(self, layer: int, at: slice, out: Doubles) -> None:
         masses = {part: mass for part, mass in self._masses[layer].items() if mass.weight}
         if not masses:
@@ -284,6 +309,10 @@ class Accumulator:
 
     def _bounds(self) -> tuple[float, float, list[int]]:
         return self.max_value, self.max_weight, self._ends
+
+
+def _encoded(part: Part, mass: Mass) -> list[Any]:
+    return [[astuple(run) for run in part], mass.count, str(mass.weight), str(mass.lengths)]
 
 
 def _begins(run: Run, block: Run) -> bool:

@@ -70,6 +70,7 @@ class GroupTrainer:
         self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
     ) -> list[Outcome | NonFiniteLoss]:
         """What each device's task gives, or why it diverged; outcomes have memory of their own."""
+        tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
         groups: dict[Hashable, list[int]] = {}
         for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
             if task.refresh_every > 1:
@@ -152,7 +153,7 @@ class _Together:
         self.began = time.perf_counter()
         self.step.parameters[:] = self.step.stack([start.parameters for start in received])
         start = Start(
-            self.step.parameters, self.task.steps, self.task.rate, None,
+            self.step.parameters, self.task.steps, self.task.rate, self.step.stack([r.origin for r in received]),
             self._brought([r.momentum for r in received]), self._brought([r.control for r in received]),
             self._brought([r.server_momentum for r in received]),
         )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Simulated devices at work in one process: several tasks of a round, with the code that devices run.
+
+What a device keeps lies in files of the run's folder, under the names of tasks, so that any process can go on with any
+device. Updates are encoded, checked and folded as on the coordinator: the same bits come of it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.simulate.server import BEFORE, Seat
+from coordinator.plan import Plan
+from coordinator.round_sums import Layouts, RoundSums
+from edge_runtime.kept import KeptFiles
+from edge_runtime.participant import Begun, Contribution, Part, begin, finish
+from edge_runtime.state import load_state, save_state
+from edge_runtime.trainer import Outcome, Received
+from federation.algorithm import Facts
+from federation.coverage import coverage
+from federation.decode import decode
+from federation.errors import NonFiniteLoss
+from federation.exchange import Inherit, trained_region
+from federation.manifest import Manifest
+from federation.messages import Task, decode_task, encode_task
+from federation.region import Region
+from federation.space import Vector
+from federation.wire import MODEL, encode
+
+HANDED_ON = "handed-on"  # folder of local models
+GROUP = 16  # devices that are handed out together; small models are trained so, whatever the number of processes
+
+
+class TrainGroup(Protocol):
+    """Trains some devices, together or one by one."""
+
+    def __call__(
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+    ) -> list[Outcome | NonFiniteLoss]: ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of a round for one process."""
+
+    number: int
+    facts: Facts
+    draws: int
+    groups: list[list[Seat]]
+    hands_on: bool = False  # the next round goes on with these local models
+
+    def encode(self) -> dict[str, Any]:
+        """For JSON."""
+        groups = [[{**vars(seat), "task": encode_task(seat.task)} for seat in group] for group in self.groups]
+        return {**vars(self), "facts": asdict(self.facts), "groups": groups}
+
+    @classmethod
+    def decode(cls, data: dict[str, Any]) -> Share:
+        groups = [[Seat(**{**seat, "task": decode_task(seat["task"])}) for seat in group] for group in data["groups"]]
+        return cls(**{**data, "facts": decode(Facts, data["facts"], "facts"), "groups": groups})
+
+
+@dataclass
+class Done:
+    """What came of it."""
+
+    sums: RoundSums
+    arrived: list[int] = field(default_factory=list)  # slots
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def encode(self) -> dict[str, Any]:
+        """For JSON; the sums go another way."""
+        return {"arrived": self.arrived, "reports": self.reports, "failures": self.failures}
+
+
+class Devices:
+    """The devices of one process."""
+
+    def __init__(
+        self, plan: Plan, manifest: Manifest, vectors: dict[str, Vector], folder: Path, train: TrainGroup
+    ) -> None:
+        """`vectors` are the server's, read where they lie."""
+        self.plan, self.manifest, self.vectors, self.folder = plan, manifest, vectors, folder
+        self.train, self._layouts = train, Layouts(plan, manifest)
+
+    def run(self, work: Share) -> Done:
+        """All tasks of a share, folded."""
+        done = Done(RoundSums(self.plan, self.manifest, work.facts, work.number, work.draws))
+        for group in work.groups:
+            servers = [_Vectors(self.vectors, self._handed_on, seat.task) for seat in group]
+            begun = [
+                begin(seat.task, self.manifest, server, self._kept(seat.device))
+                for seat, server in zip(group, servers, strict=True)
+            ]
+            outcomes = self.train(
+                [seat.device for seat in group], [seat.task for seat in group], [start.received for start in begun]
+            )
+            for seat, server, start, outcome in zip(group, servers, begun, outcomes, strict=True):
+                if isinstance(outcome, NonFiniteLoss):
+                    done.failures.append(f"{seat.device}: {outcome}")
+                else:
+                    self._finish(work, seat, server, start, outcome, done)
+        return done
+
+    def _finish(
+        self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done
+    ) -> None:
+        contribution = finish(start, outcome, self.manifest)
+        self._kept(seat.device).save(seat.id, seat.task.boundary, contribution)
+        self._kept(seat.device).acknowledged(seat.id)
+        if work.hands_on:
+            self._hand_on(seat, contribution)
+        body = b"".join(map(bytes, encode(contribution.tracks)))
+        decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
+        decoder.feed(body)
+        report = asdict(
+            replace(outcome.report, lost_state=start.lost, bytes={"downloaded": server.bytes, "uploaded": len(body)})
+        )
+        weight = self.plan.weigh.weight(int(report["samples"]))
+        done.sums.fold(decoder.finish(), io.BytesIO(body), weight, seat.count, report)
+        done.arrived.append(seat.slot)
+        done.reports.append(report)
+
+    def _kept(self, device: str) -> KeptFiles:
+        return KeptFiles(self.folder / "kept" / device)
+
+    def _hand_on(self, seat: Seat, contribution: Contribution) -> None:
+        """Keep a local model for whoever has this place in the next round; those of the last window are done with."""
+        folder = self.folder / HANDED_ON
+        for old in folder.glob("*"):
+            if not old.name.startswith(f"{seat.id.rpartition('-')[0].rpartition('-')[0]}-"):
+                old.unlink(missing_ok=True)
+        save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {})
+
+    def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
+        vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
+        return trained_region(self.manifest, coverage(self.manifest, inherit.boundary)), vectors[MODEL]
+
+
+class _Vectors:
+    """The server, as a device sees it, when it is in the same memory; counts what would have travelled."""
+
+    def __init__(
+        self, vectors: dict[str, Vector], handed_on: Callable[[Inherit], tuple[Region, Vector]], task: Task
+    ) -> None:
+        self._vectors, self._handed_on, self._task = vectors, handed_on, task
+        self.bytes = 0
+
+    def model(self, part: Part) -> Vector:
+        return self._gathered(MODEL, part.region)
+
+    def before(self, part: Part) -> Vector:
+        return self._gathered(BEFORE, part.region)
+
+    def state(self, name: str, part: Part) -> Vector:
+        return self._gathered(name, part.region)
+
+    def inherited(self) -> tuple[Region, Vector]:
+        assert self._task.exchange.inherit is not None
+        region, vector = self._handed_on(self._task.exchange.inherit)
+        self.bytes += 4 * region.size
+        return region, vector
+
+    def _gathered(self, name: str, region: Region) -> Vector:
+        self.bytes += 4 * region.size
+        return region.gather(self._vectors[name])
+
+
+def in_groups(seats: Sequence[Seat]) -> list[list[Seat]]:
+    """Consecutive seats: the same groups whatever the number of processes."""
+    return [list(seats[start : start + GROUP]) for start in range(0, len(seats), GROUP)]
+
+
+def shares(groups: Sequence[list[Seat]], cost: Callable[[Seat], float], count: int) -> list[list[list[Seat]]]:
+    """The groups in about equal shares: the largest first, each to whoever has least."""
+    loads = [0.0] * count
+    found: list[list[list[Seat]]] = [[] for _ in range(count)]
+    for group in sorted(groups, key=lambda group: -sum(map(cost, group))):
+        least = loads.index(min(loads))
+        loads[least] += sum(map(cost, group))
+        found[least].append(group)
+    return found
+

@@ -1,0 +1,156 @@
+"""What a worker process of a simulation does: trains its share of a round's devices, or scores some test samples.
+
+    settings    {"bundle", "plan", "folder", "engine", "vectors": names, "devices": [[id, first, end], ...]}
+    shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
+    job         {"work": a share of a round}  or  {"score": [start, stop]}
+    slot        sums [tracks, P]
+    answer      {"done": ..., "totals": {track: the rest of its sums}}  or  {"score": ...}
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.simulate.device import Devices, Share
+from bench.simulate.group_engine import GroupTrainer
+from bench.simulate.pool import Arrays, Job, Layout, Work
+from bench.simulate.ready import ReadySamples
+from bench.simulate.torch_engine import TorchEngine
+from coordinator.plan import plan_from
+from edge_runtime.engine.session import Settings
+from edge_runtime.evaluate import Evaluator
+from edge_runtime.forward import ForwardPlan
+from edge_runtime.layers import TrainedSource
+from edge_runtime.trainer import Outcome, Received, Trainer
+from federation.errors import NonFiniteLoss
+from federation.manifest import Manifest, read_manifest
+from federation.messages import Task
+from federation.metrics import Score
+from federation.wire import MODEL
+
+
+@dataclass
+class GlobalSource:
+    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
+
+    manifest: Manifest
+    version: str = ""
+
+    def fetch(self, layer: int) -> Path:
+        raise AssertionError("the engine has the weights")
+
+    def release(self, layer: int) -> None:
+        raise AssertionError("the engine has the weights")
+
+
+def layouts(manifest: Manifest, arrays: Mapping[str, Any], vectors: int, tracks: int) -> tuple[Any, Any]:
+    """(what is shared, a slot)."""
+    size = manifest.space.size
+    shared = {name: Layout(array.shape, str(array.dtype)) for name, array in arrays.items()}
+    return {"vectors": Layout((vectors, size)), **shared}, {"sums": Layout((tracks, size), "int64")}
+
+
+def build(settings: Job, shared: Arrays) -> Work:
+    """The work, with modules and data that stay from job to job."""
+    torch.set_num_threads(1)
+    return _Worker(settings, shared).work
+
+
+class _Worker:
+    def __init__(self, settings: Job, shared: Arrays) -> None:
+        self.settings, self.shared, self.folder = settings, shared, Path(settings["folder"])
+        self.bundle = Path(settings["bundle"])
+        self.manifest = read_manifest(self.bundle)
+        self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
+        self._places = {device: (first, end) for device, first, end in settings["devices"]}
+        self._engine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
+        plan = plan_from(settings["plan"])
+        self._devices = Devices(plan, self.manifest, self.vectors, self.folder, self._engine.train)
+
+    def work(self, job: Job, slot: Arrays) -> Job:
+        if "score" in job:
+            return {"score": asdict(self._score(*job["score"]))}
+        done = self._devices.run(Share.decode(job["work"]))
+        totals = {}
+        for row, (name, total) in enumerate(done.sums.totals.items()):
+            totals[name], slot["sums"][row] = total.dump()
+        return {"done": done.encode(), "totals": totals}
+
+    def samples(self, device: str) -> ReadySamples:
+        first, end = self._places[device]
+        numbers = self.shared["numbers"][first:end]
+        return ReadySamples(self.shared["inputs"], self.shared["labels"], numbers, device)
+
+    def _score(self, start: int, stop: int) -> Score:
+        """Of some of the test samples, with the global weights."""
+        inputs, labels = self.shared["test_inputs"], self.shared["test_labels"]
+        return self._engine.score(ReadySamples(inputs, labels, np.arange(start, stop), "the test data"))
+
+
+class _Torch:
+    """PyTorch, several small devices at once."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._source = GlobalSource(worker.manifest)
+        self._engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[MODEL])
+        self._trainer = GroupTrainer(self._engine, self._source)
+
+    def train(
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+    ) -> list[Outcome | NonFiniteLoss]:
+        self._source.version = str(tasks[0].round)
+        return self._trainer.train_group(tasks, received, [self._worker.samples(device) for device in devices])
+
+    def score(self, samples: ReadySamples) -> Score:
+        return self._engine.score(samples)  # type: ignore[arg-type]
+
+
+class _Portable:
+    """The graphs that devices run, on onnxruntime: exact device arithmetic, one device after the other."""
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._version = -1
+
+    def train(
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+    ) -> list[Outcome | NonFiniteLoss]:
+        return [self._one(*given) for given in zip(devices, tasks, received, strict=True)]
+
+    def _one(self, device: str, task: Task, received: Received) -> Outcome | NonFiniteLoss:
+        if task.round != self._version:
+            self.__dict__.pop("_layers", None)
+            self._version = task.round
+        trainer = Trainer(
+            self._worker.bundle, self._layers, self._worker.samples(device),  # type: ignore[arg-type]
+            settings=Settings(threads=1), measures_memory=False,
+        )  # fmt: skip
+        try:
+            return trainer.run(task, received)
+        except NonFiniteLoss as error:
+            return error
+
+    @cached_property
+    def _layers(self) -> TrainedSource:
+        """The frozen layers of a version, in a folder of this process."""
+        self._folder = tempfile.TemporaryDirectory(prefix="layers-", dir=self._worker.folder)
+        weights = self._worker.vectors[MODEL]
+        source = TrainedSource(self._worker.bundle, self._worker.manifest, 0, weights, Path(self._folder.name))
+        source.version = str(self._version)
+        return source
+
+    def score(self, samples: ReadySamples) -> Score:
+        evaluator = Evaluator(
+            self._worker.bundle, GlobalSource(self._worker.manifest), 0, samples,  # type: ignore[arg-type]
+            settings=Settings(threads=1), plan=ForwardPlan(folder=self._worker.folder),
+        )  # fmt: skip
+        return evaluator.score(self._worker.vectors[MODEL])
