@@ -26,6 +26,7 @@ from cli.inspect import inspect
 from cli.job import device, job
 from cli.plot import plot
 from cli.serve import serve
+from cli.simulate import simulate
 from cli.train import train
 from cli.verify import verify
 from federation import __version__
@@ -73,6 +74,7 @@ app.command()(export)
 app.command()(inspect)
 app.command()(verify)
 app.command()(train)
+app.command()(simulate)
 app.command()(serve)
 app.command()(agent)
 app.add_typer(job, name="job")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,12 +16,14 @@ from coordinator.robust import Combining
 from federation.algorithm import Algorithm
 from federation.algorithms import preset
 from federation.axes.cover import Cover, Everything, OutputSide
+from federation.axes.input_side import InputSide
 from federation.axes.local import LocalRule, decode_rules, encode_rules
 from federation.axes.participate import Participation
 from federation.axes.serve.names import decode_serve, encode_serve
 from federation.axes.sync import When
 from federation.axes.sync.names import decode_sync, encode_sync
 from federation.axes.weigh import Weigh
+from federation.axes.width import TIERS, OrderedDropout, Width
 from federation.decode import decode
 from federation.errors import InputError
 from federation.exchange import Exchange
@@ -37,15 +40,23 @@ else:
 class CoverChoice:
     """What a device trains."""
 
-    rule: Literal["output_side", "everything"] = "output_side"
+    rule: Literal["output_side", "everything", "width", "ordered_dropout", "input_side"] = "output_side"
+    tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))  # widths: the share of a tier's channels
 
     @property
     def by_layer(self) -> bool:
         """Whether devices train whole parameters."""
-        return True
+        return self.rule not in ("width", "ordered_dropout")
 
     def build(self, batch: int) -> Cover:
-        return OutputSide(batch) if self.rule == "output_side" else Everything(batch)
+        if self.rule == "width":
+            return Width(batch, self.tiers)
+        if self.rule == "ordered_dropout":
+            return OrderedDropout(batch, self.tiers)
+        plain: dict[str, Callable[[int], Cover]] = {
+            "output_side": OutputSide, "everything": Everything, "input_side": InputSide,
+        }  # fmt: skip
+        return plain[self.rule](batch)
 
 
 @dataclass(frozen=True)

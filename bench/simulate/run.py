@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +16,22 @@ from bench.simulate.device import Share, in_groups, shares
 from bench.simulate.fleet_work import layouts
 from bench.simulate.pool import LocalPool, Pool
 from bench.simulate.pool import Plan as WorkPlan
-from bench.simulate.scene import Scene, shared_arrays
+from bench.simulate.scene import Scene, open_scene, shared_arrays
 from bench.simulate.server import Seat, ServerState, SimulatedServer
-from coordinator.plan import plan_to
+from coordinator.plan import parse_plan, plan_to
 from edge_runtime.state import load_state, save_state
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.coverage import coverage
 from federation.decode import decode
 from federation.errors import InputError
+from federation.manifest import read_manifest
 from federation.metrics import Score
 from federation.weights import map_weights, write_weights
 from federation.wire import MODEL
 
 CHECKPOINT_SECONDS = 20.0
 SCORED = 256  # test samples that are worth a process
-EngineName = Literal["torch", "portable"]
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -39,12 +39,36 @@ Progress = Callable[[str, int, int], None]  # what, done, total
 class Options:
     """How a simulation is computed; none of it changes the result but the engine."""
 
-    engine: EngineName = "torch"
+    engine: str = "torch"  # or portable
     workers: int = 2
     pool: Callable[[WorkPlan, int], Pool] = LocalPool
     evaluate_every: int = 1  # rounds; 0: never
     by_layer_every: int = 0  # rounds between measurements of every layer; 0: never
     stop_at: float | None = None  # accuracy at which the run ends early
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("torch", "portable"):
+            raise InputError(f"engine: expected torch or portable, got {self.engine!r}")
+
+
+def open_job(
+    file: Path,
+    given: Mapping[str, Any],
+    data_dir: Path | None,
+    *,
+    num_rounds: int | None = None,
+    seed: int | None = None,
+) -> Scene:
+    """The scene of a job file; the bundle it names is looked for beside it."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the job file {file}: {error}") from None
+    plan = parse_plan(text)
+    told = {"num_rounds": num_rounds, "seed": seed}
+    plan = replace(plan, **{key: value for key, value in told.items() if value is not None})
+    bundle = file.parent / plan.bundle
+    return open_scene(plan, given, bundle, read_manifest(bundle), data_dir)
 
 
 class Simulation:

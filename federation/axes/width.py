@@ -7,13 +7,17 @@ step, up to the same largest (edge_runtime/engine/ordered_dropout.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from federation.axes.cover import DeviceProfile, check_batch
 from federation.capacity import predicted_memory
 from federation.coverage import OR, width_of
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
+
+TIERS: Mapping[str, float] = MappingProxyType({"moderate": 0.45, "weak": 0.2})  # shares of the channels, EmbracingFL's
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Width:
     """
 
     batch: int | None = None  # for which memory is predicted; None: the batch of the manifest
-    tiers: dict[str, float] = field(default_factory=lambda: {"moderate": 0.45, "weak": 0.2})  # EmbracingFL's study
+    tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))
 
     def __post_init__(self) -> None:
         check_batch("width", self.batch)
