@@ -20,8 +20,8 @@ _SUFFIX = ".kept"
 class KeptFiles:
     """The folder of one job."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self.folder, self._durable = folder, durable
 
     def load(self, task: str) -> Kept | None:
         path = self._path(task)
@@ -37,7 +37,7 @@ class KeptFiles:
     def save(self, task: str, boundary: str, contribution: Contribution) -> None:
         if contribution.kept:
             about = {"boundary": boundary, "walked": repr(contribution.walked)}
-            save_state(self._path(task), contribution.kept, about)
+            save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
     def acknowledged(self, task: str) -> None:
         """Nothing older is needed any more."""

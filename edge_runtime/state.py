@@ -16,10 +16,11 @@ from federation.space import Vector
 MOST_HEADER_BYTES = 16 << 20  # a round of history takes about two kilobytes
 
 
-def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, str]) -> None:
+def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, str], *, durable: bool = True) -> None:
     """Write beside, flush to the disk, then rename: after a crash there is the old file or the new one.
 
-    The vectors go to the file as they lie in memory; no copy is made.
+    The vectors go to the file as they lie in memory; no copy is made. What may be lost with the machine need not be
+    `durable`: nobody waits for the disk then.
     """
     entries: dict[str, object] = {"__metadata__": dict(about)}
     end = 0
@@ -37,9 +38,11 @@ def save_state(path: Path, vectors: Mapping[str, Vector], about: Mapping[str, st
             for vector in vectors.values():
                 file.write(np.ascontiguousarray(vector, "<f4").data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         draft.replace(path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()

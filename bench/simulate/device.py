@@ -126,7 +126,7 @@ class Devices:
         done.reports.append(report)
 
     def _kept(self, device: str) -> KeptFiles:
-        return KeptFiles(self.folder / "kept" / device)
+        return KeptFiles(self.folder / "kept" / device, durable=False)
 
     def _hand_on(self, seat: Seat, contribution: Contribution) -> None:
         """Keep a local model for whoever has this place in the next round; those of the last window are done with."""
@@ -134,7 +134,7 @@ class Devices:
         for old in folder.glob("*"):
             if not old.name.startswith(f"{seat.id.rpartition('-')[0].rpartition('-')[0]}-"):
                 old.unlink(missing_ok=True)
-        save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {})
+        save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {}, durable=False)
 
     def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
         vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
