@@ -28,6 +28,7 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Instead of the job's: data, cohorts, order of samples.")] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between scores on the test data; 0: none.", min=0)] = 1,
     layers_every: Annotated[int, typer.Option(help="Rounds between measurements of every layer.", min=0)] = 0,
+    svcca_every: Annotated[int, typer.Option(help="Rounds between comparisons of all local models.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record of every round as JSON.")] = False,
 ) -> None:
     """Run a job on simulated devices. The same seed gives the same result, whatever the number of processes.
@@ -46,7 +47,9 @@ def simulate(
     pools = {"local": LocalPool, "ray": partial(RayPool, address=ray_address)}
     if engine_pool not in pools:
         raise InputError(f"--engine-pool: expected local or ray, got {engine_pool!r}")
-    options = Options(engine, workers or os.cpu_count() or 1, pools[engine_pool], evaluate_every, layers_every)
+    options = Options(
+        engine, workers or os.cpu_count() or 1, pools[engine_pool], evaluate_every, layers_every, svcca_every
+    )
     given = {"devices": devices, "dataset": dataset}
     with show.progress("simulate") as progress:
         progress("read the data", 0, 1)

@@ -51,6 +51,7 @@ class Share:
     draws: int
     groups: list[list[Seat]]
     hands_on: bool = False  # the next round goes on with these local models
+    compares: bool = False  # these local models are compared with each other
 
     def encode(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,11 +82,12 @@ class Devices:
     """The devices of one process."""
 
     def __init__(
-        self, plan: Plan, manifest: Manifest, vectors: dict[str, Vector], folder: Path, train: TrainGroup
-    ) -> None:
-        """`vectors` are the server's, read where they lie."""
+        self, plan: Plan, manifest: Manifest, vectors: dict[str, Vector], folder: Path, train: TrainGroup,
+        look: Callable[[int, Vector], None] = lambda slot, weights: None,
+    ) -> None:  # fmt: skip
+        """`vectors` are the server's, read where they lie; `look` sees whole local models that are to be compared."""
         self.plan, self.manifest, self.vectors, self.folder = plan, manifest, vectors, folder
-        self.train, self._layouts = train, Layouts(plan, manifest)
+        self.train, self.look, self._layouts = train, look, Layouts(plan, manifest)
 
     def run(self, work: Share) -> Done:
         """All tasks of a share, folded."""
@@ -110,6 +112,8 @@ class Devices:
         self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done
     ) -> None:
         contribution = finish(start, outcome, self.manifest)
+        if work.compares and start.graph.size == self.manifest.space.size:
+            self.look(seat.slot, outcome.parameters)
         self._kept(seat.device).save(seat.id, seat.task.boundary, contribution)
         self._kept(seat.device).acknowledged(seat.id)
         if work.hands_on:

@@ -23,6 +23,7 @@ from bench.simulate.device import Devices, Share
 from bench.simulate.group_engine import GroupTrainer
 from bench.simulate.pool import Arrays, Job, Layout, Work
 from bench.simulate.ready import ReadySamples
+from bench.simulate.similarity import Similarity
 from bench.simulate.torch_engine import TorchEngine
 from coordinator.plan import plan_from
 from edge_runtime.engine.session import Settings
@@ -34,6 +35,7 @@ from federation.errors import NonFiniteLoss
 from federation.manifest import Manifest, read_manifest
 from federation.messages import Task
 from federation.metrics import Score
+from federation.space import Vector
 from federation.wire import MODEL
 
 
@@ -73,7 +75,7 @@ class _Worker:
         self._places = {device: (first, end) for device, first, end in settings["devices"]}
         self._engine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
         plan = plan_from(settings["plan"])
-        self._devices = Devices(plan, self.manifest, self.vectors, self.folder, self._engine.train)
+        self._devices = Devices(plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
 
     def work(self, job: Job, slot: Arrays) -> Job:
         if "score" in job:
@@ -83,6 +85,13 @@ class _Worker:
         for row, (name, total) in enumerate(done.sums.totals.items()):
             totals[name], slot["sums"][row] = total.dump()
         return {"done": done.encode(), "totals": totals}
+
+    @cached_property
+    def _similarity(self) -> Similarity:
+        return Similarity(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
+
+    def _look(self, slot: int, weights: Vector) -> None:
+        self._similarity.look(slot, weights)
 
     def samples(self, device: str) -> ReadySamples:
         first, end = self._places[device]

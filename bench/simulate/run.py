@@ -18,6 +18,7 @@ from bench.simulate.pool import LocalPool, Pool
 from bench.simulate.pool import Plan as WorkPlan
 from bench.simulate.scene import Scene, open_scene, shared_arrays
 from bench.simulate.server import Seat, ServerState, SimulatedServer
+from bench.simulate.similarity import compare
 from coordinator.plan import parse_plan, plan_to
 from edge_runtime.state import load_state, save_state
 from federation.accumulate import Accumulator
@@ -44,6 +45,7 @@ class Options:
     pool: Callable[[WorkPlan, int], Pool] = LocalPool
     evaluate_every: int = 1  # rounds; 0: never
     by_layer_every: int = 0  # rounds between measurements of every layer; 0: never
+    svcca_every: int = 0  # rounds between comparisons of all local models, layer by layer; 0: never
     stop_at: float | None = None  # accuracy at which the run ends early
 
     def __post_init__(self) -> None:
@@ -134,7 +136,8 @@ class Simulation:
         draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
         parts = shares(in_groups(seats), self._cost, self.options.workers)
-        works = [Share(number, server.state.facts, draws, groups, hands_on) for groups in parts if groups]
+        compares = self._due(self.options.svcca_every, number)
+        works = [Share(number, server.state.facts, draws, groups, hands_on, compares) for groups in parts if groups]
         sums, found = server.sums(seats), []
         for answer, arrays in pool.map({"work": work.encode()} for work in works):
             found.append(answer["done"])
@@ -150,6 +153,8 @@ class Simulation:
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
         if self._due(self.options.by_layer_every, number):
             line["per_layer"] = server.by_layer(sums)
+        if compares:
+            line.setdefault("per_layer", {})["svcca"] = compare(self.folder)
         line["seconds"] = time.perf_counter() - began
         return line
 

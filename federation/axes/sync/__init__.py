@@ -1,8 +1,9 @@
 """Which part of the model is exchanged in a round: all of it, one part in turn, or layers at intervals of their own."""
 
 from federation.axes.sync.fedlama import FedLama
+from federation.axes.sync.one_part import OnePart
 from federation.axes.sync.rotating import Rotating
 from federation.axes.sync.rule import Sync, SyncFacts, When, after_round, first_facts
 from federation.axes.sync.whole_model import WholeModel
 
-__all__ = ["FedLama", "Rotating", "Sync", "SyncFacts", "When", "WholeModel", "after_round", "first_facts"]
+__all__ = ["FedLama", "OnePart", "Rotating", "Sync", "SyncFacts", "When", "WholeModel", "after_round", "first_facts"]

@@ -7,11 +7,17 @@ from typing import Any, Final
 
 from federation.axes.names import decode_choice, encode_choice
 from federation.axes.sync.fedlama import FedLama
+from federation.axes.sync.one_part import OnePart
 from federation.axes.sync.rotating import Rotating
 from federation.axes.sync.rule import Sync
 from federation.axes.sync.whole_model import WholeModel
 
-SYNC: Final[Mapping[str, type[Any]]] = {"all": WholeModel, "rotating": Rotating, "fedlama": FedLama}
+SYNC: Final[Mapping[str, type[Any]]] = {
+    "all": WholeModel,
+    "rotating": Rotating,
+    "fedlama": FedLama,
+    "one_part": OnePart,
+}
 
 
 def decode_sync(table: Any) -> Sync:
