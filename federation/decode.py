@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from federation.errors import InputError
@@ -58,7 +59,7 @@ class _Decoder:
 
     def _dataclass(self, kind: Any, value: Any, where: str) -> Any:
         self._expect(isinstance(value, dict), where, "an object", value)
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         known = {f.name: f for f in fields(kind) if f.init}
         unknown = sorted(set(value) - set(known))
         self._expect(not unknown, where, f"only the fields {', '.join(sorted(known))}", unknown)
@@ -74,3 +75,9 @@ class _Decoder:
 
 def _has_default(known: Field[Any]) -> bool:
     return known.default is not MISSING or known.default_factory is not MISSING
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Annotations are text until somebody asks; asking takes longer than decoding."""
+    return get_type_hints(kind)
