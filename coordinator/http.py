@@ -31,7 +31,7 @@ from coordinator.turns import Turn, Turns
 
 log = logging.getLogger("embrace.http")
 INFLOW, YIELD = "embrace.inflow", "embrace.yield"  # extensions of the scope: the body; gives up the turn
-HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a body
+HEAD, BODY = 1 << 12, 1 << 17  # bytes that are read at once: of headers, of a body
 HELD = 1 << 16  # bytes of a body that wait for an application which asks for them one by one
 _SHARED = memoryview(bytearray(BODY))  # used up before anybody else gets it: an event loop does one thing at a time
 
@@ -383,7 +383,14 @@ class PatientProtocol(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         if self._deadline is None and not self.transport.is_closing():
-            self._deadline = self._loop.call_later(self._config.timeout_keep_alive, self.transport.close)
+            self._deadline = self._loop.call_later(self._config.timeout_keep_alive, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._deadline = None
+        if self._turn is not None and self._exchange is None:  # it waits for its turn, which is not its fault
+            self._watch()
+        else:
+            self.transport.close()
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:

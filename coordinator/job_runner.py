@@ -119,14 +119,16 @@ class JobRunner:
         """What whoever watches wants to see."""
         assert self.round is not None
         shown = (
-            rounds.CloseRound, rounds.WarnLayerUncovered, rounds.RoundAbandoned, rounds.WaitForDevices,
-            rounds.WaitForUpdates, cohort.GrantLease, cohort.AcceptUpdate, cohort.RejectUpdate,
+            rounds.WarnLayerUncovered, rounds.RoundAbandoned, rounds.WaitForDevices, rounds.WaitForUpdates,
+            cohort.GrantLease, cohort.AcceptUpdate, cohort.RejectUpdate,
         )  # fmt: skip
         if isinstance(effect, rounds.WaitForDevices):  # devices ask again and again; watchers hear it once
             before, self._waiting_for = self._waiting_for, (self.round.number, effect)
             if before == self._waiting_for:
                 return
-        if isinstance(effect, shown):
+        if isinstance(effect, rounds.CloseRound):  # of many seats, which can be read elsewhere
+            self.note("CloseRound", {"round": self.round.number, "updates": len(effect.seats)}, now)
+        elif isinstance(effect, shown):
             self.note(type(effect).__name__, {"round": self.round.number, **asdict(effect)}, now)
 
     def assign(self, available: Iterable[str], profiles: dict[str, DeviceProfile]) -> cohort.Cohort:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +41,7 @@ from federation.manifest import Manifest, read_manifest
 from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.coordinator")
+AT_THE_DISK = 8  # threads that wait for it
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed, for want of disk perhaps, is tried again
 
 
@@ -63,6 +65,7 @@ class JobKeeper(Views):
         self.shut_out: set[str] = set()  # devices that were revoked since the process started
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._labour, name="fold", daemon=True)
+        self._disk = ThreadPoolExecutor(AT_THE_DISK, "disk")
         self.leaving = False
         self._evaluations = Evaluations(self._scored)
 
@@ -96,6 +99,7 @@ class JobKeeper(Views):
         self.release()
         self._work.put(None)
         self._worker.join()
+        self._disk.shutdown()
         self._evaluations.close()
 
     def create_job(self, plan: Plan, bundle: str) -> str:

@@ -126,11 +126,7 @@ class Coordinator(JobKeeper):
         """Several at once: they share a transaction, and the wait until their names are on the disk."""
         answers: list[Exception | None] = [None] * len(arrivals)
         try:
-            for number, arrival in enumerate(arrivals):
-                try:
-                    name(arrival.receiving.path, self._body_of(arrival))
-                except OSError as error:
-                    answers[number] = error
+            answers = list(self._disk.map(self._name, arrivals))
             settle(self._body_of(arrivals[0]).parent)
             for _ in arrivals:
                 self._reached("after-spool")
@@ -142,6 +138,14 @@ class Coordinator(JobKeeper):
             raise
         self._discard([arrival for arrival, answer in zip(arrivals, answers) if answer is not None])
         return answers
+
+    def _name(self, arrival: Arrival) -> Exception | None:
+        """Several are named at once: a disk that has to be waited for is waited for once."""
+        try:
+            name(arrival.receiving.path, self._body_of(arrival))
+        except OSError as error:
+            return error
+        return None
 
     def _body_of(self, arrival: Arrival) -> Path:
         return self.files.arrived(arrival.receiving.task, arrival.sha256)

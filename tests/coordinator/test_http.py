@@ -19,7 +19,7 @@ from tests.live_server import LiveServer, live_server, next_task, zero_update
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with live_server(tmp_path_factory.mktemp("http")) as running:
+    with live_server(tmp_path_factory.mktemp("http"), slow_client=1) as running:
         yield running
 
 
@@ -121,8 +121,8 @@ def test_weights_whole_and_in_part(server: LiveServer) -> None:
 
 
 def test_slow_clients_do_not_keep_others_waiting(process: LiveServer) -> None:
-    """More of them than there are places: each has begun a body that does not go on."""
-    slow = [process.connect() for _ in range(3 * PLACES)]
+    """So many that the last waits for its turn for longer than a client may take: that is not its fault."""
+    slow = [process.connect() for _ in range(8 * PLACES)]
     for connection in slow:
         connection.sendall(b"POST /v1/devices HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     assert httpx.get(f"{process.url}/healthz", timeout=10).status_code == 200
