@@ -172,6 +172,7 @@ class Plan:
         self._check_combination()
 
     def _check_combination(self) -> None:
+        self.cover.build(self.local.batch)  # says what is wrong
         algorithm, combining = self.choices, self.combining
         if combining.combine != "mean" and (algorithm.tracks or algorithm.weigh.normalise or not self.cover.by_layer):
             raise InputError(

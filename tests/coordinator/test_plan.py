@@ -113,7 +113,8 @@ def test_no_toml_and_no_bundle() -> None:
         {"participate": {"on_missing_quorum": "fail"}},
         {"participate": {"replacement": True, "over_select": 0.5}},
         {"weigh": {"by": "loudness"}},
-        {"cover": {"rule": "input_side"}},
+        {"cover": {"rule": "middle"}},
+        {"cover": {"rule": "width", "tiers": {"weak": 1.5}}},
     ],
 )
 def test_impossible_plans_are_refused(wrong: dict[str, Any]) -> None:
