@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cli import show
 from federation.errors import InputError
+from federation.traffic import Link
 
 
 def simulate(
@@ -29,6 +30,9 @@ def simulate(
     evaluate_every: Annotated[int, typer.Option(help="Rounds between scores on the test data; 0: none.", min=0)] = 1,
     layers_every: Annotated[int, typer.Option(help="Rounds between measurements of every layer.", min=0)] = 0,
     svcca_every: Annotated[int, typer.Option(help="Rounds between comparisons of all local models.", min=0)] = 0,
+    link: Annotated[
+        str | None, typer.Option(help="5,20,60: Mbit/s up, down, round trip in ms; adds the seconds of each exchange.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record of every round as JSON.")] = False,
 ) -> None:
     """Run a job on simulated devices. The same seed gives the same result, whatever the number of processes.
@@ -48,8 +52,9 @@ def simulate(
     if engine_pool not in pools:
         raise InputError(f"--engine-pool: expected local or ray, got {engine_pool!r}")
     options = Options(
-        engine, workers or os.cpu_count() or 1, pools[engine_pool], evaluate_every, layers_every, svcca_every
-    )
+        engine, workers or os.cpu_count() or 1, pools[engine_pool], evaluate_every, layers_every, svcca_every,
+        _link(link),
+    )  # fmt: skip
     given = {"devices": devices, "dataset": dataset}
     with show.progress("simulate") as progress:
         progress("read the data", 0, 1)
@@ -61,6 +66,16 @@ def simulate(
         return
     show.console().print(_table(scene.plan.num_rounds, lines))
     show.console().print(f"{folder}: run.json, metrics.jsonl, weights.safetensors\nnext: embrace plot {folder}")
+
+
+def _link(text: str | None) -> Link | None:
+    if text is None:
+        return None
+    try:
+        up, down, trip = map(float, text.split(","))
+    except ValueError:
+        raise InputError(f"--link: expected UP,DOWN,ROUND_TRIP as in 5,20,60, got {text!r}") from None
+    return Link(1e6 * up, 1e6 * down, trip / 1000)
 
 
 def _table(rounds: int, lines: list[dict[str, Any]]) -> Table:

@@ -7,7 +7,7 @@ device. Updates are encoded, checked and folded as on the coordinator: the same 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +26,9 @@ from federation.errors import NonFiniteLoss
 from federation.exchange import Inherit, trained_region
 from federation.manifest import Manifest
 from federation.messages import Task, decode_task, encode_task
-from federation.region import Region
+from federation.region import Region, of_layers
 from federation.space import Vector
+from federation.traffic import Traffic, traffic_of
 from federation.wire import MODEL, encode
 
 HANDED_ON = "handed-on"  # folder of local models
@@ -72,10 +73,12 @@ class Done:
     arrived: list[int] = field(default_factory=list)  # slots
     reports: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def encode(self) -> dict[str, Any]:
         """For JSON; the sums go another way."""
-        return {"arrived": self.arrived, "reports": self.reports, "failures": self.failures}
+        told = {"arrived": self.arrived, "reports": self.reports, "failures": self.failures}
+        return {**told, "traffic": asdict(self.traffic)}
 
 
 class Devices:
@@ -121,13 +124,24 @@ class Devices:
         body = b"".join(map(bytes, encode(contribution.tracks)))
         decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
         decoder.feed(body)
-        report = asdict(
-            replace(outcome.report, lost_state=start.lost, bytes={"downloaded": server.bytes, "uploaded": len(body)})
-        )
+        frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
+        sent = self._by_layer(region for region, _ in contribution.tracks.values())
+        own = traffic_of(sent, self._by_layer([frozen, *server.received]))
+        moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
+        report = asdict(replace(outcome.report, lost_state=start.lost, bytes=moved))
+        done.traffic += own
         weight = self.plan.weigh.weight(int(report["samples"]))
         done.sums.fold(decoder.finish(), io.BytesIO(body), weight, seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
+
+    def _by_layer(self, regions: Iterable[Region]) -> dict[str, int]:
+        """Elements of every layer, of all regions together."""
+        found = dict.fromkeys((layer.name for layer in self.manifest.layers), 0)
+        for region in regions:
+            for name, pieces in zip(found, region.layers, strict=True):
+                found[name] += sum(piece.size for piece in pieces)
+        return found
 
     def _kept(self, device: str) -> KeptFiles:
         return KeptFiles(self.folder / "kept" / device, durable=False)
@@ -152,7 +166,7 @@ class _Vectors:
         self, vectors: dict[str, Vector], handed_on: Callable[[Inherit], tuple[Region, Vector]], task: Task
     ) -> None:
         self._vectors, self._handed_on, self._task = vectors, handed_on, task
-        self.bytes = 0
+        self.received: list[Region] = []
 
     def model(self, part: Part) -> Vector:
         return self._gathered(MODEL, part.region)
@@ -166,11 +180,11 @@ class _Vectors:
     def inherited(self) -> tuple[Region, Vector]:
         assert self._task.exchange.inherit is not None
         region, vector = self._handed_on(self._task.exchange.inherit)
-        self.bytes += 4 * region.size
+        self.received.append(region)
         return region, vector
 
     def _gathered(self, name: str, region: Region) -> Vector:
-        self.bytes += 4 * region.size
+        self.received.append(region)
         return region.gather(self._vectors[name])
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from federation.decode import decode
 from federation.errors import InputError
 from federation.manifest import read_manifest
 from federation.metrics import Score
+from federation.traffic import Link, Traffic, total_of
 from federation.weights import map_weights, write_weights
 from federation.wire import MODEL
 
@@ -46,6 +48,7 @@ class Options:
     evaluate_every: int = 1  # rounds; 0: never
     by_layer_every: int = 0  # rounds between measurements of every layer; 0: never
     svcca_every: int = 0  # rounds between comparisons of all local models, layer by layer; 0: never
+    link: Link | None = None  # how long the exchange of each round would take on it
     stop_at: float | None = None  # accuracy at which the run ends early
 
     def __post_init__(self) -> None:
@@ -148,11 +151,14 @@ class Simulation:
         reports = [report for done in found for report in done["reports"]]
         failures = [failure for done in found for failure in done["failures"]]
         line = {"round": number, **_summary(reports), "failures": len(failures)}
+        if self.options.link:
+            line["link_seconds"] = max(map(partial(_exchange_seconds, self.options.link), reports), default=0.0)
         if self._due(self.options.evaluate_every, number):
             score = self._score(pool)
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
         if self._due(self.options.by_layer_every, number):
-            line["per_layer"] = server.by_layer(sums)
+            moved = total_of(Traffic(**done["traffic"]) for done in found)
+            line["per_layer"] = {**server.by_layer(sums), "bytes_up": moved.up, "bytes_down": moved.down}
         if compares:
             line.setdefault("per_layer", {})["svcca"] = compare(self.folder)
         line["seconds"] = time.perf_counter() - began
@@ -225,6 +231,11 @@ class Simulation:
         )
 
 
+def _exchange_seconds(link: Link, report: Mapping[str, Any]) -> float:
+    moved = report["bytes"]
+    return link.seconds(Traffic({"": moved["uploaded"]}, {"": moved["downloaded"]}, sum(map(bool, moved.values()))))
+
+
 def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """What devices said, in sum."""
     losses = [report["loss"] for report in reports if report["loss"] is not None]
@@ -235,6 +246,6 @@ def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
         "samples": sum(report["samples"] for report in reports),
         "bytes_up": sum(report["bytes"]["uploaded"] for report in reports),
         "bytes_down": sum(report["bytes"]["downloaded"] for report in reports),
-        "messages": 2 * len(reports),
+        "messages": sum(bool(moved) for report in reports for moved in report["bytes"].values()),
         "lost_state": sum(report["lost_state"] for report in reports),
     }
