@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -137,7 +139,8 @@ class _Portable:
 
     def _one(self, device: str, task: Task, received: Received) -> Outcome | NonFiniteLoss:
         if task.round != self._version:
-            self.__dict__.pop("_layers", None)
+            if self.__dict__.pop("_layers", None) is not None:
+                self._forget_layers()
             self._version = task.round
         trainer = Trainer(
             self._worker.bundle, self._layers, self._worker.samples(device),  # type: ignore[arg-type]
@@ -151,9 +154,10 @@ class _Portable:
     @cached_property
     def _layers(self) -> TrainedSource:
         """The frozen layers of a version, in a folder of this process."""
-        self._folder = tempfile.TemporaryDirectory(prefix="layers-", dir=self._worker.folder)
+        folder = Path(tempfile.mkdtemp(prefix="layers-", dir=self._worker.folder))
+        self._forget_layers = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         weights = self._worker.vectors[MODEL]
-        source = TrainedSource(self._worker.bundle, self._worker.manifest, 0, weights, Path(self._folder.name))
+        source = TrainedSource(self._worker.bundle, self._worker.manifest, 0, weights, folder)
         source.version = str(self._version)
         return source
 

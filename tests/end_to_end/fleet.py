@@ -1,0 +1,198 @@
+"""One job file twice: simulated in this process, and on a real coordinator with real agents over sockets.
+
+The agents have the names, tiers and samples of the simulated devices, so that both arrive at the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.simulate.pool import Arrays, Job
+from bench.simulate.pool import Plan as WorkPlan
+from bench.simulate.run import Options, Simulation, open_job
+from bench.simulate.scene import Scene
+from coordinator.admin_client import AdminClient
+from edge_runtime.agent import Agent, Device
+from edge_runtime.client import Client
+from edge_runtime.engine.session import Settings
+from federation.manifest import read_manifest
+from federation.messages import Report
+from federation.space import Vector
+from federation.weights import map_weights
+from tests.live_server import LiveServer
+
+SEED = 3
+PATIENCE = 120.0  # seconds until a job that should be done is given up
+HEAD = f"""
+bundle = "digits"
+seed = {SEED}
+num_rounds = {{rounds}}
+{{algorithm}}
+[simulate]
+devices = 5
+dataset = "digits"
+partitioner = "dirichlet"
+partition = {{{{ alpha = 1.0 }}}}
+tiers = {{{{ strong = 2, moderate = 2, weak = 1 }}}}
+samples = 400
+[local]
+batch = 8
+"""
+
+
+def job_text(algorithm: str, rounds: int = 4, more: str = "", **local: Any) -> str:
+    """A job of five devices; `local` goes into the table [local], `more` behind it."""
+    named = f'algorithm = "{algorithm}"' if algorithm else ""
+    lines = "".join(f"{key} = {value}\n" for key, value in local.items())
+    joins = "" if "[participate]" in more else "[participate]\nmin_available = 5\n"
+    return HEAD.format(rounds=rounds, algorithm=named) + lines + joins + more
+
+
+class InProcess:
+    """The pool of a simulation without processes."""
+
+    def __init__(self, plan: WorkPlan, workers: int) -> None:
+        import torch
+
+        self._threads = torch.get_num_threads()
+        self._shared: Arrays = {name: np.zeros(x.shape, x.dtype) for name, x in plan.shared.items()}
+        self._slot: Arrays = {name: np.zeros(x.shape, x.dtype) for name, x in plan.slot.items()}
+        self._work = plan.worker(self._shared)
+
+    def share(self, name: str, value: NDArray[Any]) -> None:
+        self._shared[name][...] = value
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Arrays]]:
+        for job in jobs:
+            yield self._work(json.loads(json.dumps(job)), self._slot), self._slot
+
+    def close(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    weights: Vector
+    lines: list[dict[str, Any]]
+
+
+def simulate(file: Path, folder: Path) -> Simulated:
+    """The job on simulated devices that compute what real ones do."""
+    scene = open_job(file, {}, None)
+    lines = Simulation(scene, folder, Options("portable", 1, InProcess, evaluate_every=0)).run()
+    return Simulated(read_weights(scene.bundle, folder / "weights.safetensors"), lines)
+
+
+def read_weights(bundle: Path, file: Path) -> Vector:
+    return np.array(map_weights(file, read_manifest(bundle).space))
+
+
+@dataclass
+class RealDevice:
+    """An agent in a thread, with its own connection, data and work directory."""
+
+    name: str
+    id: str
+    agent: Agent
+    reports: list[Report] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    leave: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.leave.clear()
+        self.thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.agent.run(wait=0.5, until=self.leave.is_set)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def stop(self) -> None:
+        """It goes home after what it is doing."""
+        self.leave.set()
+        if self.thread is not None:
+            self.thread.join(PATIENCE)
+            assert not self.thread.is_alive()
+
+
+class Fleet:
+    """A coordinator's devices, and its administrator."""
+
+    def __init__(self, server: LiveServer, scene: Scene, folder: Path) -> None:
+        self.admin, self.folder, self.bundle = AdminClient(server.url, server.admin), folder, scene.bundle
+        self.devices: dict[str, RealDevice] = {}
+        for device in scene.devices:
+            data = folder / f"{device.name}.npz"
+            np.savez(data, x=scene.data.x_train[device.numbers], y=scene.data.y_train[device.numbers])
+            self.enrol(server, device.name, device.profile.tier, data)
+            assert self.devices[device.name].id == device.id
+
+    def enrol(self, server: LiveServer, name: str, tier: str | None, data: Path) -> RealDevice:
+        enrolling = Client(server.url, server.enrolment)
+        own, token = enrolling.enrol(name, {"tier": tier})
+        enrolling.close()
+        client = Client(server.url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
+        device = Device(str(data), self.folder / name, tier=tier, engine="portable", settings=Settings(threads=1))
+        made = RealDevice(name, own, Agent(client, device))
+        made.agent.on_report = made.reports.append
+        self.devices[name] = made
+        return made
+
+    def run(self, file: Path) -> Vector:
+        """A job to its end; the weights that came of it."""
+        job = self.admin.create_job(file)
+        self.wait(lambda: self.job(job)["state"] == "done")
+        return self.weights(job)
+
+    def job(self, job: str) -> dict[str, Any]:
+        return dict(self.admin.call("GET", f"/jobs/{job}"))
+
+    def weights(self, job: str) -> Vector:
+        path = self.folder / f"{job}.safetensors"
+        self.admin.save_weights(job, self.job(job)["version"], path)
+        return read_weights(self.bundle, path)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        until = time.monotonic() + PATIENCE
+        while not ready():
+            assert not self.errors, self.errors
+            assert time.monotonic() < until, "it never happened"
+            time.sleep(0.02)
+
+    @property
+    def errors(self) -> list[BaseException]:
+        return [error for device in self.devices.values() for error in device.errors]
+
+    def close(self) -> None:
+        for device in self.devices.values():
+            device.leave.set()
+        for device in self.devices.values():
+            device.stop()
+            device.agent.client.close()
+        self.admin.close()
+
+
+@contextmanager
+def at_work(fleet: Fleet) -> Iterator[Fleet]:
+    """All agents run meanwhile."""
+    try:
+        for device in fleet.devices.values():
+            device.start()
+        yield fleet
+    finally:
+        fleet.close()

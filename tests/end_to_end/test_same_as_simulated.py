@@ -1,0 +1,64 @@
+"""A job that ran in simulation runs unchanged on the coordinator, and arrives at the same bits: every algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federation.algorithms import PRESETS
+from tests.end_to_end.conftest import WriteJob
+from tests.end_to_end.fleet import Fleet, job_text, read_weights, simulate
+
+
+def check_both(text: str, write_job: WriteJob, fleet: Fleet, folder: Path) -> None:
+    file = write_job(text)
+    expected = simulate(file, folder / "run")
+    found = fleet.run(file)
+    first = read_weights(fleet.bundle, fleet.bundle / "weights.safetensors")
+    assert (first != expected.weights).mean() > 0.5
+    different = np.flatnonzero(found.view(np.uint32) != expected.weights.view(np.uint32))
+    assert not different.size, f"{different.size} of {found.size} elements differ, the first at {different[0]}"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_algorithm(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
+    local = {} if name == "partial_averaging" else {"steps": 3}
+    check_both(job_text(name, rounds=5, **local), write_job, fleet, tmp_path)
+
+
+DOMO = "[{ rule = 'momentum', factor = 0.6 }, { rule = 'server_momentum', beta = 0.9, when = 'before' }]"
+SOME = "[participate]\nmin_available = 5\ncount = 3\n"  # of five devices, drawn anew when the synchronisation allows it
+COMBINATIONS = {
+    "output side, FedLAMA, DOMO": job_text(
+        "embracing", 6, "[sync]\nrule = 'fedlama'\n[serve]\nrule = 'momentum'\n", steps=3, rules=DOMO
+    ),
+    "rotating channels, SCAFFOLD": job_text("scaffold", 7, "[sync]\nrule = 'rotating'\nparts = 3\nby = 'channel'\n", steps=2),
+    "widths, FedAdam": job_text("fedadam", 4, "[cover]\nrule = 'width'\n", steps=3),
+    "output side, FedNova, epochs": job_text("embracing", 4, "[weigh]\nby = 'samples'\nnormalise = true\n", epochs=1),
+    "FedLAMA, some take part, averaged momentum": job_text(
+        "fedavg_slm", 7, f"[sync]\nrule = 'fedlama'\nfactor = 3\n{SOME}", steps=2
+    ),
+    "ordered dropout, DOMO-S": job_text("domo_s", 4, "[cover]\nrule = 'ordered_dropout'\n", steps=3),
+    "SCAFFOLD, some take part, one of them twice": job_text("scaffold", 5, f"{SOME}replacement = true\n", steps=3),
+    "VRL-SGD, input side, Yogi": job_text("vrl_sgd", 4, "[cover]\nrule = 'input_side'\n[serve]\nrule = 'yogi'\n", steps=3),
+    "DOMO, some take part": job_text("domo", 5, SOME, steps=3),
+}
+HANDED_ON = {  # a window of partial averaging has ten rotations: the cohort changes after 20 rounds
+    "local models are handed on": "local",
+    "local models are averaged": "averaged",
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combinations(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
+    check_both(COMBINATIONS[name], write_job, fleet, tmp_path)
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_partial_averaging_with_another_cohort(
+    name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path
+) -> None:
+    sync = f"[sync]\nrule = 'rotating'\nparts = 2\nredistribute = '{HANDED_ON[name]}'\n"
+    check_both(job_text("partial_averaging", 22, SOME + sync), write_job, fleet, tmp_path)
