@@ -11,6 +11,7 @@ and keeps things in a `Memory`. All vectors that are kept cover what the trainin
     control            c_i of SCAFFOLD; of VRL-SGD the correction itself
     reported           c_i as the server has summed it
     last               VRL-SGD: the local model that went into the mean
+    received           DOMO: the server's values as they came; the next round is compared with them, and fetches nothing
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from edge_runtime.trainer import Outcome, Received
-from federation.axes.local import ControlVariate, Momentum
+from federation.axes.local import ControlVariate, Momentum, fuses
 from federation.coverage import Coverage, coverage
 from federation.exchange import graph_region, trained_region, units_region
 from federation.manifest import Manifest
@@ -32,7 +33,7 @@ from federation.server_step import CONTROL, MOMENTUM
 from federation.space import Vector
 from federation.wire import MODEL
 
-OWN_MODEL, REFERENCE, REPORTED, LAST = "model", "reference", "reported", "last"
+OWN_MODEL, REFERENCE, REPORTED, LAST, RECEIVED = "model", "reference", "reported", "last", "received"
 Vectors = dict[str, Vector]
 
 
@@ -88,6 +89,7 @@ class Begun:
     received: Received
     own: Kept | None
     lost: bool  # something was kept once, and is gone
+    values: Vector | None = None  # DOMO: the server's, as far as the device has them
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ def begin(task: Task, manifest: Manifest, server: Server, memory: Memory) -> Beg
     received = Received(
         parameters, start.momentum(), start.control(parameters), start.server_momentum(reference), reference
     )
-    return Begun(task, graph, trained, received, own, lost=exchange.last_task is not None and own is None)
+    lost = exchange.last_task is not None and own is None
+    return Begun(task, graph, trained, received, own, lost, start.server_values(reference))
 
 
 @dataclass(frozen=True)
@@ -192,15 +195,31 @@ class _Start:
 
     def server_momentum(self, reference: Vector) -> Vector | None:
         """DOMO: what the server's last step says about its momentum, where it has just moved."""
-        fuse = self.task.exchange.fuse
+        exchange, fuse = self.task.exchange, self.task.exchange.fuse
         if fuse is None:
             return None
         momentum: Vector = np.zeros_like(reference)
+        known = self.own.vectors.get(RECEIVED) if self.own and exchange.last_round == self.task.round - 1 else None
         for part in self._fresh:
             inside = part.region.inside(self.graph)
-            moved = self.server.before(part) - inside.gather(reference)
-            inside.scatter(moved * np.float32(fuse), momentum)
+            before = self.server.before(part) if known is None else inside.gather(known)
+            inside.scatter((before - inside.gather(reference)) * np.float32(fuse), momentum)
         return momentum
+
+    def server_values(self, reference: Vector) -> Vector | None:
+        """DOMO: the server's values of this version, whatever the device itself goes on with."""
+        if not fuses(self.task.rules):
+            return None
+        if not self._goes_on(OWN_MODEL):
+            return reference
+        if not self._goes_on(RECEIVED):
+            return None
+        assert self.own is not None
+        found: Vector = np.array(self.own.vectors[RECEIVED])
+        for part in self._fresh:
+            inside = part.region.inside(self.graph)
+            inside.scatter(inside.gather(reference), found)
+        return found
 
     @property
     def _everything(self) -> Part:
@@ -238,6 +257,8 @@ def finish(begun: Begun, outcome: Outcome, manifest: Manifest) -> Contribution:
     kept: Vectors = {}
     if task.exchange.keeps_model:
         kept = {OWN_MODEL: local.x, REFERENCE: reference if task.exchange.fuse is None else local.x - update}
+    if begun.values is not None:
+        kept[RECEIVED] = begun.values
     rule = next((rule for rule in task.rules if isinstance(rule, Momentum)), None)
     if rule is not None and rule.between != "reset":
         velocity = local.state()["momentum"]

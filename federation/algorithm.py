@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from federation.axes.local import ControlVariate, LocalRule, Momentum, ServerMomentum
+from federation.axes.local import ControlVariate, LocalRule, Momentum, fuses
 from federation.axes.serve import Average, RoundFacts, ServeRule
 from federation.axes.sync import Sync, SyncFacts, When, WholeModel, after_round
 from federation.axes.sync.names import encode_sync
@@ -61,12 +61,12 @@ class Algorithm:
         """Whether devices keep something from one round to the next."""
         own = any(isinstance(rule, ControlVariate) for rule in self.rules)
         kept = any(isinstance(rule, Momentum) and rule.between == "keep" for rule in self.rules)
-        return own or kept or not isinstance(self.sync, WholeModel)
+        return own or kept or self.fuses or not isinstance(self.sync, WholeModel)
 
     @property
     def fuses(self) -> bool:
         """Whether devices use the server's last move (DOMO)."""
-        return any(isinstance(rule, ServerMomentum) and rule.beta > 0 for rule in self.rules)
+        return fuses(self.rules)
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, write_job: WriteJob) -> Iter
     """`embrace serve` and five agents, which work from job to job."""
     folder = tmp_path_factory.mktemp("fleet")
     scene = open_job(write_job(job_text("fedavg")), {}, None)
-    with live_server(folder / "server", requests_per_second=10_000) as server:
-        with at_work(Fleet(server, scene, folder)) as found:
-            yield found
+    with (
+        live_server(folder / "server", requests_per_second=10_000) as server,
+        at_work(Fleet(server, scene, folder)) as found,
+    ):
+        yield found

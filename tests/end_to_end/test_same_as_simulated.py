@@ -34,7 +34,9 @@ COMBINATIONS = {
     "output side, FedLAMA, DOMO": job_text(
         "embracing", 6, "[sync]\nrule = 'fedlama'\n[serve]\nrule = 'momentum'\n", steps=3, rules=DOMO
     ),
-    "rotating channels, SCAFFOLD": job_text("scaffold", 7, "[sync]\nrule = 'rotating'\nparts = 3\nby = 'channel'\n", steps=2),
+    "rotating channels, SCAFFOLD": job_text(
+        "scaffold", 7, "[sync]\nrule = 'rotating'\nparts = 3\nby = 'channel'\n", steps=2
+    ),
     "widths, FedAdam": job_text("fedadam", 4, "[cover]\nrule = 'width'\n", steps=3),
     "output side, FedNova, epochs": job_text("embracing", 4, "[weigh]\nby = 'samples'\nnormalise = true\n", epochs=1),
     "FedLAMA, some take part, averaged momentum": job_text(
@@ -42,7 +44,9 @@ COMBINATIONS = {
     ),
     "ordered dropout, DOMO-S": job_text("domo_s", 4, "[cover]\nrule = 'ordered_dropout'\n", steps=3),
     "SCAFFOLD, some take part, one of them twice": job_text("scaffold", 5, f"{SOME}replacement = true\n", steps=3),
-    "VRL-SGD, input side, Yogi": job_text("vrl_sgd", 4, "[cover]\nrule = 'input_side'\n[serve]\nrule = 'yogi'\n", steps=3),
+    "VRL-SGD, input side, Yogi": job_text(
+        "vrl_sgd", 4, "[cover]\nrule = 'input_side'\n[serve]\nrule = 'yogi'\n", steps=3
+    ),
     "DOMO, some take part": job_text("domo", 5, SOME, steps=3),
 }
 HANDED_ON = {  # a window of partial averaging has ten rotations: the cohort changes after 20 rounds

@@ -19,7 +19,7 @@ from federation.axes.local.momentum import Momentum
 from federation.axes.local.names import decode_rules, encode_rules, parse_rule
 from federation.axes.local.proximal import Proximal
 from federation.axes.local.rule import LocalRule, Running, Start
-from federation.axes.local.server_momentum import ServerMomentum
+from federation.axes.local.server_momentum import ServerMomentum, fuses
 from federation.axes.local.weight_decay import WeightDecay
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "check_rules",
     "decode_rules",
     "encode_rules",
+    "fuses",
     "parse_rule",
     "runs",
 ]

@@ -10,12 +10,13 @@ Without an m_r (the first round), or with β = 0, this is plain SGD.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.axes.local.rule import LocalRule, Plain, Running, Start, check_constant
 from federation.errors import InputError
 from federation.space import Vector
 
@@ -43,6 +44,11 @@ class ServerMomentum:
         before = _Before(start.rate * self.beta * start.steps, start.server_momentum)
         np.add(start.x, before.unreported(), out=start.x)
         return before
+
+
+def fuses(rules: Iterable[LocalRule]) -> bool:
+    """Whether devices use the server's last move."""
+    return any(isinstance(rule, ServerMomentum) and rule.beta > 0 for rule in rules)
 
 
 class _Before(Plain):
