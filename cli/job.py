@@ -85,25 +85,12 @@ def show_job(
     if json_:
         show.print_json({**found, "rounds": rounds})
         return
+    from cli.watch import rounds_table, scores_of
+
     screen = show.console()
-    screen.print(f"{found['name']}: {found['state']}, version {found['version']} {found['message']}", markup=False)
-    screen.print(rounds_table(rounds))
-
-
-def rounds_table(rounds: list[dict[str, Any]]) -> Any:
-    """The rounds that are over, and the one that is not."""
-    rows = []
-    for row in rounds:
-        told, took = row["summary"], (row["closed_at"] or time.time()) - row["opened_at"]
-        loss = told.get("loss")
-        rows.append(
-            (
-                row["number"], row["state"], told.get("updates", "–"), told.get("samples", "–"),
-                "–" if loss is None else f"{loss:.4f}", show.size(told.get("bytes_up", 0)), f"{took:.1f}",
-            )
-        )  # fmt: skip
-    columns = ("round", "state", "updates", "samples", "training loss", "received", "seconds")
-    return show.table("rounds", columns, rows, left=2)
+    told = f": {found['message']}" if found["message"] else ""
+    screen.print(f"{found['name'] or job}: {found['state']}, version {found['version']}{told}", markup=False)
+    screen.print(rounds_table(rounds, scores_of(client.call("GET", f"/jobs/{job}/metrics")), samples=True))
 
 
 @job.command()
@@ -113,38 +100,24 @@ def watch(
     token: Token = None,
     json_: Annotated[bool, typer.Option("--json", help="One event per line.")] = False,
 ) -> None:
-    """Follow a job as it goes; ends with it.
+    """Follow a job as it goes; ends with it, with exit code 1 if it failed.
 
     Example: embrace job watch 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
     import json
 
+    from cli.watch import follow, watch_lines, watch_live
+
     client = connect(server, token)
     if json_:
-        for event in client.events(job):
-            print(json.dumps(event), flush=True)
-        return
-    from rich.live import Live
-
-    with Live(console=show.console(), refresh_per_second=4) as live:
-        notes: list[str] = []
-        for event in client.events(job):
-            if event["kind"] in ("WarnLayerUncovered", "TaskFailed", "WaitForUpdates", "RoundAbandoned"):
-                notes = [*notes, f"{event['kind']}: {event['body']}"][-5:]
-            live.update(_view(client, job, notes))
-        live.update(_view(client, job, notes))
-
-
-def _view(client: AdminClient, job: str, notes: list[str]) -> Any:
-    from rich.console import Group
-    from rich.text import Text
-
-    found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
-    title = Text(f"{found['name']}: {found['state']}, version {found['version']} of {found['plan']['num_rounds']}")
-    seats = (found["round"] or {}).get("body", {}).get("slots", [])
-    rows = [(s["number"], s["member"]["device"], s["member"]["boundary"], s["state"], len(s["holders"])) for s in seats]
-    now = show.table("this round", ("slot", "device", "trains from", "state", "attempt"), rows, left=4)
-    return Group(title, rounds_table(rounds[-12:]), now, *(Text(note) for note in notes))
+        for event in follow(client, job):
+            if isinstance(event, dict):
+                print(json.dumps(event), flush=True)
+        state = client.call("GET", f"/jobs/{job}")["state"]
+    else:
+        state = (watch_live if show.console().is_terminal else watch_lines)(client, job)
+    if state == "failed":
+        raise typer.Exit(1)
 
 
 @job.command()

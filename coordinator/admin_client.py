@@ -62,12 +62,14 @@ class AdminClient:
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
         return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan)})["id"])
 
-    def events(self, job: str, after: int = 0) -> Iterator[dict[str, Any]]:
-        """What happens, as it happens, until the job is over."""
+    def events(self, job: str, after: int = 0, *, pulse: bool = False) -> Iterator[dict[str, Any] | None]:
+        """What happens, as it happens, until the job or the coordinator ends. `pulse`: None for each sign of life."""
         with self._stream(f"/v1/jobs/{job}/events", after=after) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     yield json.loads(line.removeprefix("data: "))
+                elif pulse and line.startswith(":"):
+                    yield None
 
     def save_weights(self, job: str, version: int, path: Path) -> None:
         """The weights of a version, to a file."""
