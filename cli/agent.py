@@ -14,7 +14,6 @@ from cli.train import default_work
 from federation.errors import InputError
 
 if TYPE_CHECKING:
-    from edge_runtime.client import Client
     from federation.messages import Report
 
 
@@ -46,13 +45,26 @@ def agent(
 
     folder = work or default_work()
     device = Device(data, folder, memory, tier, engine, profile, Settings(threads, spinning))
+    _check_places(data, folder)
     verify: str | bool = str(certificate) if certificate else True
     own = _credential(server, token, name or socket.gethostname(), describe(device), folder, verify)
-    client = Client(server, own, verify=verify)
-    client.set_profile(describe(device))
-    with show.progress("agent") as bar:
+    with Client(server, own, verify=verify) as client, show.progress("agent") as bar:
+        client.set_profile(describe(device))
         worker = Agent(client, device, progress=bar, on_report=_json_line if json_ else _line)
         worker.run(most_tasks=tasks)
+
+
+def _check_places(data: str, work: Path) -> None:
+    """Before anything is asked of a coordinator: an enrolment token has only so many uses."""
+    source = Path(data.rpartition(":")[0] if ".py:" in data else data)
+    if not source.exists():
+        raise InputError(f"no such file: {source}")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "writable").touch()
+        (work / "writable").unlink()
+    except OSError as error:
+        raise InputError(f"cannot use {work}: {error.strerror}") from None
 
 
 def _credential(
@@ -62,14 +74,17 @@ def _credential(
     from edge_runtime.client import Client
 
     file = work / "credentials.json"
-    known = json.loads(file.read_text()) if file.is_file() else {}
+    try:
+        known = json.loads(file.read_text()) if file.is_file() else {}
+    except (ValueError, OSError):
+        known = None
+    if not isinstance(known, dict):
+        raise InputError(f"{file} is damaged: expected tokens as JSON; delete it and enrol again")
     if server not in known:
         if token is None:
             raise InputError(f"this device is not enrolled at {server}: give --token with an enrolment token")
-        enrolling: Client = Client(server, token, verify=verify)
-        _, known[server] = enrolling.enrol(name, profile)
-        enrolling.close()
-        work.mkdir(parents=True, exist_ok=True)
+        with Client(server, token, verify=verify) as enrolling:
+            _, known[server] = enrolling.enrol(name, profile)
         draft = file.with_suffix(".new")
         draft.touch(0o600)
         draft.write_text(json.dumps(known))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +23,16 @@ Server = Annotated[str, typer.Option(help="The coordinator's address.", envvar="
 Token = Annotated[
     str | None, typer.Option(help="The administrator's token, or @FILE with it.", envvar="EMBRACE_ADMIN_TOKEN")
 ]
+
+
+def _id(text: str) -> str:
+    """Ids are parts of addresses: whatever else is typed must not lead elsewhere."""
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", text):
+        raise InputError(f"{text!r} is no id: expected something like 1f2e3d4c5b6a7988")
+    return text
+
+
+JobId = Annotated[str, typer.Argument(help="The job's id.", callback=_id)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8470"
 
@@ -49,8 +61,7 @@ def create(
 
     Example: embrace job create job.toml --token @coordinator/admin.token
     """
-    client = connect(server, token)
-    with show.progress("send the bundle"):
+    with connect(server, token) as client, show.progress("send the bundle"):
         made = client.create_job(file)
     show.print_json({"id": made}) if json_ else show.console().print(f"job {made}: embrace job watch {made}")
 
@@ -61,7 +72,8 @@ def list_jobs(server: Server = LOCAL, token: Token = None, json_: Json = False) 
 
     Example: embrace job list --token @coordinator/admin.token
     """
-    found = connect(server, token).call("GET", "/jobs")
+    with connect(server, token) as client:
+        found = client.call("GET", "/jobs")
     if json_:
         show.print_json(found)
         return
@@ -71,7 +83,7 @@ def list_jobs(server: Server = LOCAL, token: Token = None, json_: Json = False) 
 
 @job.command("show")
 def show_job(
-    job: Annotated[str, typer.Argument(help="The job's id.")],
+    job: JobId,
     server: Server = LOCAL,
     token: Token = None,
     json_: Json = False,
@@ -80,8 +92,9 @@ def show_job(
 
     Example: embrace job show 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
-    client = connect(server, token)
-    found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
+    with connect(server, token) as client:
+        found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
+        metrics = client.call("GET", f"/jobs/{job}/metrics")
     if json_:
         show.print_json({**found, "rounds": rounds})
         return
@@ -90,12 +103,12 @@ def show_job(
     screen = show.console()
     told = f": {found['message']}" if found["message"] else ""
     screen.print(f"{found['name'] or job}: {found['state']}, version {found['version']}{told}", markup=False)
-    screen.print(rounds_table(rounds, scores_of(client.call("GET", f"/jobs/{job}/metrics")), samples=True))
+    screen.print(rounds_table(rounds, scores_of(metrics), samples=True))
 
 
 @job.command()
 def watch(
-    job: Annotated[str, typer.Argument(help="The job's id.")],
+    job: JobId,
     server: Server = LOCAL,
     token: Token = None,
     json_: Annotated[bool, typer.Option("--json", help="One event per line.")] = False,
@@ -108,21 +121,22 @@ def watch(
 
     from cli.watch import follow, watch_lines, watch_live
 
-    client = connect(server, token)
-    if json_:
-        for event in follow(client, job):
-            if isinstance(event, dict):
-                print(json.dumps(event), flush=True)
-        state = client.call("GET", f"/jobs/{job}")["state"]
-    else:
-        state = (watch_live if show.console().is_terminal else watch_lines)(client, job)
+    with connect(server, token) as client:
+        client.call("GET", f"/jobs/{job}")  # says what is wrong at once; an outage later on is waited for
+        if json_:
+            for event in follow(client, job):
+                if isinstance(event, dict):
+                    print(json.dumps(event), flush=True)
+            state = client.call("GET", f"/jobs/{job}")["state"]
+        else:
+            state = (watch_live if show.console().is_terminal else watch_lines)(client, job)
     if state == "failed":
         raise typer.Exit(1)
 
 
 @job.command()
 def export(
-    job: Annotated[str, typer.Argument(help="The job's id.")],
+    job: JobId,
     out: Annotated[Path, typer.Option(help="Directory to write; absent or empty.")],
     bundle: Annotated[Path | None, typer.Option(help="The bundle, if it is not where the job file said.")] = None,
     server: Server = LOCAL,
@@ -140,11 +154,14 @@ def export(
     from federation.weights import map_weights
 
     check_target(out)
-    client = connect(server, token)
-    found = client.call("GET", f"/jobs/{job}")
-    directory = bundle or Path(found["plan"]["bundle"])
-    manifest = read_manifest(directory)
-    with show.progress("fetch the weights"), tempfile.TemporaryDirectory() as folder:
+    with (
+        connect(server, token) as client,
+        show.progress("fetch the weights"),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        found = client.call("GET", f"/jobs/{job}")
+        directory = bundle or Path(found["plan"]["bundle"])
+        manifest = read_manifest(directory)
         weights = Path(folder) / "weights.safetensors"
         client.save_weights(job, found["version"], weights)
         write_trained(directory, manifest, 0, map_weights(weights, manifest.space), out)
@@ -164,10 +181,9 @@ def export(
 
 
 def _action(name: str) -> Any:
-    def act(
-        job: Annotated[str, typer.Argument(help="The job's id.")], server: Server = LOCAL, token: Token = None
-    ) -> None:
-        connect(server, token).call("POST", f"/jobs/{job}/{name}")
+    def act(job: JobId, server: Server = LOCAL, token: Token = None) -> None:
+        with connect(server, token) as client:
+            client.call("POST", f"/jobs/{job}/{name}")
 
     act.__doc__ = f"""{name.capitalize()} a job.
 
@@ -186,7 +202,8 @@ def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = Fals
 
     Example: embrace device list --token @coordinator/admin.token
     """
-    found = connect(server, token).call("GET", "/devices")
+    with connect(server, token) as client:
+        found = client.call("GET", "/devices")
     if json_:
         show.print_json(found)
         return
@@ -202,13 +219,16 @@ def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = Fals
 
 @device.command()
 def revoke(
-    device: Annotated[str, typer.Argument(help="The device's id.")], server: Server = LOCAL, token: Token = None
+    device: Annotated[str, typer.Argument(help="The device's id.", callback=_id)],
+    server: Server = LOCAL,
+    token: Token = None,
 ) -> None:
     """Shut a device out: its token is worth nothing from now on.
 
     Example: embrace device revoke 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
-    connect(server, token).call("DELETE", f"/devices/{device}")
+    with connect(server, token) as client:
+        client.call("DELETE", f"/devices/{device}")
 
 
 @device.command()
@@ -223,5 +243,8 @@ def invite(
 
     Example: embrace device invite --uses 10 --token @coordinator/admin.token
     """
-    made = connect(server, token).call("POST", "/enrolments", json={"uses": uses, "seconds": 3600 * hours})
+    if not math.isfinite(hours):
+        raise InputError(f"--hours: expected a number, got {hours}")
+    with connect(server, token) as client:
+        made = client.call("POST", "/enrolments", json={"uses": uses, "seconds": 3600 * hours})
     show.print_json(made) if json_ else show.console().print(made["token"], markup=False)

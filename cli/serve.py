@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import show
+
+if TYPE_CHECKING:
+    from coordinator.server import Server
 
 
 def serve(
@@ -29,15 +32,23 @@ def serve(
     Example: embrace serve --data coordinator
     """
     from coordinator.server import Server
-    from coordinator.settings import is_exposed, load_settings
+    from coordinator.settings import load_settings
+    from coordinator.store.lock import sole_user
 
     given = {
         "host": host, "port": port, "tls_certificate": tls_certificate, "tls_key": tls_key, "insecure": insecure,
         "database": database, "log_level": log_level,
     }  # fmt: skip
-    server = Server(data, load_settings(data, os.environ, given))
-    admin = server.registry.set_admin_token()
-    screen = show.console()
+    settings = load_settings(data, os.environ, given)
+    with sole_user(data):
+        server = Server(data, settings)
+        server.run(lambda url: _welcome(server, data, devices, url))  # tokens are made once it listens
+
+
+def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
+    from coordinator.settings import is_exposed
+
+    screen, admin = show.console(), server.registry.set_admin_token()
     if is_exposed(server.settings):
         screen.print(
             f"warning: {server.settings.host} is visible to other machines and there is no TLS: whoever is on the way "
@@ -52,4 +63,4 @@ def serve(
     if devices:
         enrolment = server.registry.invite(devices, 7 * 86400)
         screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
-    server.run(lambda url: screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False))
+    screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False)

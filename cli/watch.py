@@ -40,7 +40,7 @@ class Note:
 def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
     """What an event means, in words; None for what the tables show anyway."""
     body, kind = event["body"], event["kind"]
-    number = int(body.get("round", str(body.get("task", "-0")).split("-")[1]))
+    number = int(body["version"] - 1 if kind == "Evaluated" else body.get("round", _round_of(body.get("task", ""))))
     device = names.get(body.get("device", ""), body.get("device", ""))
     if kind == "WarnLayerUncovered":
         text = f"nobody trains {', '.join(body['layers'])}"
@@ -54,9 +54,16 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
         text = f"the deadline is over; waiting for {body['count']} more update{'s' if body['count'] != 1 else ''}"
     elif kind == "RoundAbandoned":
         text = f"given up: {body['reason']}"
+    elif kind == "Evaluated" and "error" in body:
+        text = f"version {body['version']} could not be scored, {body['error']}"
     else:
         return None
     return Note(f"round {number}: {text}", number, (kind, device), passing=kind.startswith("WaitFor"))
+
+
+def _round_of(task: str) -> str:
+    """A task is called JOB-ROUND-SEAT-ATTEMPT."""
+    return task.split("-")[1] if task else "0"
 
 
 @dataclass
@@ -112,8 +119,8 @@ class Watched:
         rounds = self.rounds[-min(MOST_ROUNDS, max(2, room - len(seats))) :]
         bar = Table.grid()  # which ends its line, as the bar itself does not
         bar.add_row(ProgressBar(self.job["plan"]["num_rounds"], self.job["version"], width=60))
-        told = (Text(note.text, style="yellow") for note in notes)
-        return Group(self._title(), bar, *told, rounds_table(rounds, self.scores), self._devices(seats))
+        told = (_line(note.text, "yellow") for note in notes)
+        return Group(self._title(), bar, *told, rounds_table(rounds, self.scores), *self._devices(seats))
 
     def _title(self) -> Text:
         job, state = self.job, self.job["state"]
@@ -128,15 +135,15 @@ class Watched:
             title.append(f"\n{job['message']}", "red")
         return title.append(f"\n{self.silent}", "yellow") if self.silent else title
 
-    def _devices(self, seats: Rows) -> Any:
+    def _devices(self, seats: Rows) -> tuple[Any, ...]:
         if not seats:
-            return Text("no device has been invited yet")
+            return (Text("no device has been invited yet"),)
         rows = [self._device(seat) for seat in seats]
         columns = ("device", "from", "state", "download", "frozen", "training", "rest")
         others = Counter(seat["state"] for seat in self.seats[len(seats) :])
-        more = f"; not shown: {', '.join(f'{n} {state}' for state, n in others.items())}" if others else ""
-        number = self.job["round"]["number"] if self.job.get("round") else 0
-        return show.table(f"round {number}, and seconds of each device's last update{more}", columns, rows, left=3)
+        title = f"round {self.job['round']['number']}, and seconds of each device's last update"
+        title += f"; not shown: {', '.join(f'{n} {state}' for state, n in others.items())}" if others else ""
+        return _line(title, "bold"), show.table("", columns, rows, left=3)
 
     def _device(self, seat: Mapping[str, Any]) -> tuple[str, ...]:
         member, attempts = seat["member"], len(seat["holders"])
@@ -145,7 +152,17 @@ class Watched:
         parts = [spent.get(part) for part in PARTS]
         rest = spent["wall"] - sum(part or 0.0 for part in parts) if "wall" in spent else None
         seconds = ("–" if value is None else f"{max(0.0, value):.2f}" for value in (*parts, rest))
-        return (self.names.get(member["device"], member["device"]), member["boundary"], state, *seconds)
+        name = self.names.get(member["device"], member["device"])
+        return (_short(name, 20), _short(member["boundary"], 14), state, *seconds)
+
+
+def _line(text: str, style: str) -> Text:
+    """One line, whatever the width of the screen."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from coordinator.plan import parse_plan, plan_to
+from federation.address import bearer, check_address
 from federation.bundle_files import check_bundle, file_ref
 from federation.errors import EmbraceError, InputError
 from federation.manifest import MANIFEST_NAME, read_manifest
@@ -24,8 +25,17 @@ class AdminClient:
     """Bundles, jobs and devices of one coordinator."""
 
     def __init__(self, server: str, token: str, *, verify: str | bool = True) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=server, headers=headers, timeout=TIMEOUT, verify=verify)
+        base, headers = check_address(server), bearer(token)
+        try:
+            self._http = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT, verify=verify)
+        except httpx.InvalidURL as error:
+            raise InputError(f"{server!r} is no address of a server: {error}") from None
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._http.close()
@@ -36,9 +46,12 @@ class AdminClient:
             answer = self._http.request(method, f"/v1{path}", **options)
         except httpx.TransportError as error:
             raise EmbraceError(f"{self._http.base_url} cannot be reached: {error}") from None
-        if answer.status_code >= 400:
+        if answer.status_code >= 300:
             raise InputError(_detail(answer))
-        return answer.json() if answer.content else None
+        try:
+            return answer.json() if answer.content else None
+        except ValueError:
+            raise InputError(f"{self._http.base_url} is no coordinator: expected JSON") from None
 
     def send_bundle(self, directory: Path) -> str:
         """Send a bundle unless it is there already; gives its digest."""
@@ -56,6 +69,8 @@ class AdminClient:
             plan = parse_plan(file.read_text())
         except OSError as error:
             raise InputError(f"cannot read {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
         digest = self.send_bundle((file.parent / plan.bundle).resolve())
         data = plan.evaluate.data
         if data is not None and (file.parent / data.partition(":")[0]).exists():

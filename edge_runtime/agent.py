@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from edge_runtime.budget import allow, parse_size
+from edge_runtime.budget import allow, check_profile, parse_size
 from edge_runtime.client import Client, Declined, TaskOffer
 from edge_runtime.data import Samples, check_trainable, load_samples
-from edge_runtime.engine.choose import choose_engine
+from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RUNTIME, Settings
 from edge_runtime.forward import ForwardPlan
@@ -42,6 +42,10 @@ class Device:
     profile: str = "auto"
     settings: Settings = field(default_factory=Settings)
     allow_single_class: bool = True  # a fleet has the other classes
+
+    def __post_init__(self) -> None:
+        check_engine(self.engine)
+        check_profile(self.profile)
 
 
 @dataclass

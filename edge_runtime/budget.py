@@ -192,6 +192,11 @@ def _check_told(
     raise OutOfMemory(f"{problem}; {other.name!r} would fit ({_mb(need)}): --boundary {other.name}")
 
 
+def check_profile(profile: str) -> None:
+    if profile not in ("auto", "fast", "low_memory"):
+        raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
+
+
 def _forward_plan(
     manifest: Manifest, boundary: Boundary, spare: int, samples: int, profile: str, activations: str, work: Path
 ) -> tuple[ForwardPlan, Profile]:
@@ -202,13 +207,10 @@ def _forward_plan(
     """
     frozen = manifest.layers[: boundary.layer]
     weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in frozen]
-    picked: Profile
-    if profile == "auto":
-        picked = "fast" if 2 * max(weights, default=0) <= spare // 2 else "low_memory"
-    elif profile in ("fast", "low_memory"):
-        picked = "fast" if profile == "fast" else "low_memory"
-    else:
-        raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
+    check_profile(profile)
+    picked: Profile = "fast" if profile == "fast" else "low_memory"
+    if profile == "auto" and 2 * max(weights, default=0) <= spare // 2:
+        picked = "fast"
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
     through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in manifest.layers)
     batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))

@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -19,9 +21,11 @@ from urllib.parse import urlencode
 
 import httpx
 
+from federation.address import bearer, check_address
 from federation.errors import BundleError, EmbraceError, InputError
 from federation.messages import Report
 
+log = logging.getLogger("embrace.client")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TIMEOUT = httpx.Timeout(30.0, read=90.0)
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 507}
@@ -67,16 +71,23 @@ class Client:
         patience: float = 600.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
+        base, headers = check_address(server), bearer(token)
         try:
+            trusted = ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
             self._http = httpx.Client(
-                base_url=server, headers=headers, transport=transport, timeout=TIMEOUT, verify=verify
+                base_url=base, headers=headers, transport=transport, timeout=TIMEOUT, verify=trusted
             )
-        except (httpx.InvalidURL, ValueError) as error:
+        except httpx.InvalidURL as error:
             raise InputError(f"{server!r} is no address of a server: {error}") from None
-        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
-            raise InputError(f"{server!r} is no address of a server: expected something like http://HOST:8470")
+        except OSError as error:  # ssl.SSLError is one
+            raise InputError(f"cannot use the certificate {verify}: {error.strerror or error}") from None
         self._patience, self._sleep = patience, sleep
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._http.close()
@@ -196,6 +207,8 @@ class Client:
             nonlocal waited, length
             if waited >= self._patience:
                 raise Unreachable(f"{self._http.base_url} cannot be reached: {why}")
+            if waited == 0:
+                log.warning("%s cannot be reached: %s; trying for %.0f s", self._http.base_url, why, self._patience)
             seconds = length * random.uniform(0.5, 1.5)  # so that a fleet does not come back all at once
             self._sleep(seconds)
             waited, length = waited + seconds, min(2 * length, LONGEST_PAUSE)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from coordinator.store.migrations import MIGRATIONS
@@ -18,10 +19,14 @@ SCHEMA_VERSION = len(MIGRATIONS) + 1
 
 def open_database(url: str) -> Sessions:
     """Sessions of a database that has the newest schema; an older one is brought up to date first."""
-    engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _configure_sqlite)
-    _migrate(engine)
+    try:
+        engine = create_engine(url)
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", _configure_sqlite)
+        _migrate(engine)
+    except (SQLAlchemyError, ModuleNotFoundError) as error:  # no URL, no driver, no server, no database
+        why = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        raise InputError(f"cannot open the database: {why}") from None
     return sessionmaker(engine, expire_on_commit=False)
 
 

@@ -15,10 +15,14 @@ EngineName = Literal["portable", "ort-training"]
 Step = TrainingStep | OrtTrainingStep
 
 
-def choose_engine(boundary: Boundary, wanted: str = "auto") -> EngineName:
-    """The engine asked for, or the portable one where the bundle has its graph, else onnxruntime-training."""
+def check_engine(wanted: str) -> None:
     if wanted not in ("auto", *get_args(EngineName)):
         raise InputError(f"no engine is called {wanted!r}: expected auto, portable or ort-training")
+
+
+def choose_engine(boundary: Boundary, wanted: str = "auto") -> EngineName:
+    """The engine asked for, or the portable one where the bundle has its graph, else onnxruntime-training."""
+    check_engine(wanted)
     if boundary.train and wanted in ("auto", "portable"):
         return "portable"
     if boundary.ort_training and wanted in ("auto", "ort-training"):
