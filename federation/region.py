@@ -172,7 +172,7 @@ class Region:
             for piece in theirs:
                 places[piece.parameter.name] = (start, piece)
                 start += piece.size
-            layers.append(tuple(_inside(piece, *places[piece.parameter.name]) for piece in mine))
+            layers.append(tuple(_inside(piece, places.get(piece.parameter.name)) for piece in mine))
         return Region(tuple(layers))
 
     def only(self, kind: str) -> Region:
@@ -238,9 +238,10 @@ def _common(mine: tuple[Piece, ...], theirs: tuple[Piece, ...]) -> tuple[Piece, 
     return tuple(piece for piece in shared if piece.size)
 
 
-def _inside(piece: Piece, start: int, outer: Piece) -> Piece:
-    if not (outer.first <= piece.first and piece.end <= outer.end and piece.columns <= outer.columns):
+def _inside(piece: Piece, place: tuple[int, Piece] | None) -> Piece:
+    if place is None or (place[1] & piece).size != piece.size:
         raise InputError(f"{piece.parameter.name!r}: a piece of it does not lie in the other region")
+    start, outer = place
     return Piece(outer.tensor, start, piece.first - outer.first, piece.end - outer.first, piece.columns)
 
 

@@ -34,14 +34,15 @@ def effective_steps(rules: Sequence[LocalRule], steps: int, rate: float) -> floa
     >>> effective_steps([], 10, 0.1), effective_steps([Momentum(0.5)], 3, 0.1)
     (10.0, 4.25)
     """
-    momentum = next((rule.factor for rule in rules if isinstance(rule, Momentum)), 0.0)
+    heavy = next((rule for rule in rules if isinstance(rule, Momentum)), Momentum(0.0))
+    factor, ahead = heavy.factor, heavy.factor if heavy.nesterov else 0.0
     pull = rate * next((rule.mu for rule in rules if isinstance(rule, Proximal)), 0.0)
     if not pull:
-        return float(steps) if not momentum else (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (
-            1 - momentum
-        )
+        along = (steps - factor * (1 - factor**steps) / (1 - factor)) / (1 - factor)  # velocities, all together
+        return steps + ahead * along if heavy.nesterov else along
     moved = velocity = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1.0 - pull * moved
-        moved += velocity
+        gradient = 1.0 - pull * moved
+        velocity = factor * velocity + gradient
+        moved += gradient + ahead * velocity if heavy.nesterov else velocity
     return max(1.0, moved)

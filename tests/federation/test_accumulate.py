@@ -286,7 +286,7 @@ def test_half_an_update_is_never_taken_for_a_sum(blocks: Any, error: type[Except
     total = folded([Update(0, ONES, 1)])
     with pytest.raises(error):
         total.fold(whole(SPACE), blocks, 1, [0.0] * 4, largest=1)
-    uses = (total.mean, lambda: total.sum(slice(0, 3)), lambda: empty().merge(total))
+    uses = (total.mean, total.dump, lambda: total.sum(slice(0, 3)), lambda: empty().merge(total))
     for use in (*uses, lambda: fold(total, Update(0, ONES, 1))):
         with pytest.raises(InputError, match="added in part only"):
             use()
