@@ -137,6 +137,8 @@ class Evaluate:
 
     data: str | None = None  # as `embrace train --data`; None: no scores
     every: int = 1  # versions
+    # Of batch norm: as averaged, or computed for the new weights from data (static, HeteroFL's).
+    statistics: Literal["global", "static"] = "global"
 
     def __post_init__(self) -> None:
         if self.every < 1:

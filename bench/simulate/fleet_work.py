@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,17 +28,22 @@ from bench.simulate.ready import ReadySamples
 from bench.simulate.similarity import Similarity
 from bench.simulate.torch_engine import TorchEngine
 from coordinator.plan import plan_from
+from edge_runtime.calibrate import calibrated
+from edge_runtime.engine.choose import open_step
+from edge_runtime.engine.engine import GradientStep
 from edge_runtime.engine.session import Settings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Boundary, Manifest, read_manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
 from federation.wire import MODEL
+
+CALIBRATION, CALIBRATION_BATCH = 1024, 128  # samples for static batch norm
 
 
 @dataclass
@@ -76,8 +81,8 @@ class _Worker:
         self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
         self._places = {device: (first, end) for device, first, end in settings["devices"]}
         self._engine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
-        plan = plan_from(settings["plan"])
-        self._devices = Devices(plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
+        self._plan = plan_from(settings["plan"])
+        self._devices = Devices(self._plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
 
     def work(self, job: Job, slot: Arrays) -> Job:
         if "score" in job:
@@ -103,7 +108,18 @@ class _Worker:
     def _score(self, start: int, stop: int) -> Score:
         """Of some of the test samples, with the global weights."""
         inputs, labels = self.shared["test_inputs"], self.shared["test_labels"]
-        return self._engine.score(ReadySamples(inputs, labels, np.arange(start, stop), "the test data"))
+        weights = self.vectors[MODEL]
+        if self._plan.evaluate.statistics == "static":
+            step = self._engine.open_step(self.manifest.whole)
+            weights = calibrated(step, self.manifest.space, weights, self._calibration())
+        return self._engine.score(ReadySamples(inputs, labels, np.arange(start, stop), "the test data"), weights)
+
+    def _calibration(self) -> Iterator[tuple[Any, Any]]:
+        """A few batches of all devices' data."""
+        order = np.random.default_rng(0).permutation(len(self.shared["inputs"]))
+        for start in range(0, min(CALIBRATION, len(order)), CALIBRATION_BATCH):
+            rows = order[start : start + CALIBRATION_BATCH]
+            yield self.shared["inputs"][rows], self.shared["labels"][rows]
 
 
 class _Torch:
@@ -121,8 +137,13 @@ class _Torch:
         self._source.version = str(tasks[0].round)
         return self._trainer.train_group(tasks, received, [self._worker.samples(device) for device in devices])
 
-    def score(self, samples: ReadySamples) -> Score:
-        return self._engine.score(samples)  # type: ignore[arg-type]
+    def open_step(self, boundary: Boundary) -> GradientStep:
+        return self._engine.open_step(boundary)
+
+    def score(self, samples: ReadySamples, weights: Vector) -> Score:
+        same = weights is self._worker.vectors[MODEL]
+        engine = self._engine if same else TorchEngine(self._worker.bundle, self._worker.manifest, weights)
+        return engine.score(samples)  # type: ignore[arg-type]
 
 
 class _Portable:
@@ -161,9 +182,12 @@ class _Portable:
         source.version = str(self._version)
         return source
 
-    def score(self, samples: ReadySamples) -> Score:
+    def open_step(self, boundary: Boundary) -> GradientStep:
+        return open_step(self._worker.bundle, self._worker.manifest, boundary, "portable", Settings(threads=1))
+
+    def score(self, samples: ReadySamples, weights: Vector) -> Score:
         evaluator = Evaluator(
             self._worker.bundle, GlobalSource(self._worker.manifest), 0, samples,  # type: ignore[arg-type]
             settings=Settings(threads=1), plan=ForwardPlan(folder=self._worker.folder),
         )  # fmt: skip
-        return evaluator.score(self._worker.vectors[MODEL])
+        return evaluator.score(weights)

@@ -1,0 +1,55 @@
+"""Static batch norm: statistics are not taken from training, but computed from data for the weights as they are.
+
+Diao, Ding and Tarokh, HeteroFL, ICLR 2021: running statistics of models of different widths do not belong together, so
+nobody tracks them, and they are computed once, before the model is used. Here from one pass over some samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.engine.engine import GradientStep
+from federation.axes.local import runs
+from federation.space import ParameterSpace, Vector
+
+
+def calibrated(
+    step: GradientStep, space: ParameterSpace, weights: Vector, batches: Iterable[tuple[NDArray[Any], NDArray[Any]]]
+) -> Vector:
+    """The weights with the mean of the batches' own statistics; `step` is that of the whole model.
+
+    A step gives (1 − m)·old + m·batch for a momentum m that it does not tell: from zeros and from ones both follow.
+    """
+    found: Vector = np.array(weights)
+    _, statistics = runs(space, 0)
+    if not statistics:
+        return found
+    seen, count = [np.zeros(at.stop - at.start) for at in statistics], 0
+    for inputs, labels in batches:
+        zeros, ones = (_statistics(step, weights, statistics, inputs, labels, old) for old in (0.0, 1.0))
+        for total, low, high in zip(seen, zeros, ones, strict=True):
+            total += low / (1.0 - (high - low))
+        count += 1
+    for at, total in zip(statistics, seen, strict=True):
+        found[at] = total / max(count, 1)
+    return found
+
+
+def _statistics(
+    step: GradientStep,
+    weights: Vector,
+    statistics: list[slice],
+    inputs: NDArray[Any],
+    labels: NDArray[Any],
+    old: float,
+) -> list[NDArray[np.float64]]:
+    """What a step makes of statistics that were all the same."""
+    step.parameters[:] = weights
+    for at in statistics:
+        step.parameters[at] = old
+    step.run(inputs, labels)
+    return [step.gradients[at].astype(np.float64) for at in statistics]
