@@ -33,6 +33,19 @@ def plot_curves(groups: Sequence[Group], x: str, y: str, file: Path, target: flo
     """One curve per group: the mean over its seeds, and a band of one standard deviation."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
+    unit_name = draw_curves(axes, groups, x, y)
+    if target is not None and y == "accuracy":
+        axes.axhline(100 * target, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
+    over_layers = ", mean over layers" if y in PER_LAYER else ""
+    axes.set_xlabel(X_NAMES[x] + unit_name)
+    axes.set_ylabel(Y_NAMES[y] + over_layers)
+    tidy(axes, "both")
+    _legend(figure, axes, len(axes.get_legend_handles_labels()[1]))
+    save(figure, file)
+
+
+def draw_curves(axes: Axes, groups: Sequence[Group], x: str, y: str) -> str:
+    """The curves alone; returns the unit of x to be named on its axis."""
     curves = {group.name: group.curve(y, x) for group in groups}
     drawn = {name: curve for name, curve in curves.items() if len(curve[0])}
     if not drawn:
@@ -48,15 +61,8 @@ def plot_curves(groups: Sequence[Group], x: str, y: str, file: Path, target: flo
         if sizes[name] > 1:
             low, high = factor * (means - spread), factor * (means + spread)
             axes.fill_between(places / unit, low, high, color=colour, alpha=0.18, linewidth=0)
-    if target is not None and y == "accuracy":
-        axes.axhline(100 * target, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
     _scale(axes, np.concatenate([factor * means for _, means, _ in drawn.values()]), y)
-    over_layers = ", mean over layers" if y in PER_LAYER else ""
-    axes.set_xlabel(X_NAMES[x] + unit_name)
-    axes.set_ylabel(Y_NAMES[y] + over_layers)
-    tidy(axes, "both")
-    _legend(figure, axes, len(drawn))
-    save(figure, file)
+    return unit_name
 
 
 def plot_layers(run: Run, y: str, x: str, file: Path) -> None:

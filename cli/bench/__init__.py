@@ -6,6 +6,7 @@ import typer
 
 from cli.bench.latency import latency
 from cli.bench.memory import memory
+from cli.bench.reproduce import reproduce
 from cli.bench.server import server
 from cli.bench.step import step
 
@@ -14,3 +15,4 @@ bench.command()(step)
 bench.command()(latency)
 bench.command()(memory)
 bench.command()(server)
+bench.command()(reproduce)

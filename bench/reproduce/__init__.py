@@ -1,0 +1,9 @@
+"""Tables of the papers, run again: `embrace bench reproduce`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from bench.reproduce.fedavg_table2 import EFFECTS, TABLE2
+from bench.reproduce.table import Table
+
+TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in (TABLE2, EFFECTS)})

@@ -1,0 +1,36 @@
+"""The picture of a table: one panel for each group of rows, test accuracy over rounds, steps or bytes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from bench.plots import save, tidy
+from bench.reproduce.runner import Reproduction, RowResult
+from bench.run_plots import X_NAMES, Y_NAMES, draw_curves
+from bench.runs import Group
+
+
+def draw(found: Reproduction, file: Path) -> None:
+    panels: dict[str, list[RowResult]] = {}
+    for result in found.rows:
+        if result.runs:
+            panels.setdefault(result.row.panel, []).append(result)
+    across = min(3, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(1.5 + 4.6 * across, 0.8 + 3.6 * down), layout="constrained")
+    every = figure.subplots(down, across, squeeze=False).flatten()
+    for axes, (name, results) in zip(every, panels.items()):
+        groups = [Group(result.row.curve or result.row.label, result.runs) for result in results]
+        unit = draw_curves(axes, groups, found.table.x, "accuracy")
+        axes.set_title(name or found.table.name, fontsize=10, loc="left")
+        axes.set_xlabel(X_NAMES[found.table.x] + unit, fontsize=9)
+        axes.set_ylabel(Y_NAMES["accuracy"], fontsize=9)
+        axes.legend(frameon=False, fontsize=7, loc="lower right")
+        tidy(axes, "both")
+    for axes in every[len(panels) :]:
+        axes.set_visible(False)
+    figure.suptitle(f"{found.table.name}, {found.scale}: mean and standard deviation of {len(found.seeds)} seeds")
+    save(figure, file)
