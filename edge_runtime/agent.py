@@ -109,6 +109,7 @@ class Agent:
 
     def _work(self, offer: TaskOffer) -> Report:
         watch = Stopwatch()
+        offer.check()
         task = decode_task(offer.work)
         with watch.part("download"):
             loaded = self._load(offer, task)

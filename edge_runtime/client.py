@@ -23,6 +23,7 @@ import httpx
 
 from federation.address import bearer, check_address
 from federation.errors import BundleError, EmbraceError, InputError
+from federation.identity import is_plain
 from federation.messages import Report
 
 log = logging.getLogger("embrace.client")
@@ -56,6 +57,12 @@ class TaskOffer:
     version: int
     lease_until: float
     work: dict[str, Any]
+
+    def check(self) -> None:
+        """Its names become parts of paths on this device; a coordinator could send any."""
+        for name in (self.id, self.job, self.bundle):
+            if not is_plain(name):
+                raise InputError(f"a task's name is {str(name)[:80]!r}; expected letters, digits, '_', '-' and '.'")
 
 
 class Client:

@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_runtime.participant import Contribution, Kept
 from edge_runtime.state import load_state, save_state
 from federation.errors import InputError
+from federation.identity import is_plain
 
 log = logging.getLogger("embrace.agent")
 _SUFFIX = ".kept"
@@ -25,7 +26,7 @@ class KeptFiles:
 
     def load(self, task: str) -> Kept | None:
         path = self._path(task)
-        if not path.is_file():
+        if not is_plain(task) or not path.is_file():
             return None
         try:
             vectors, about = load_state(path)

@@ -6,10 +6,12 @@ Neither is a secret. What a device may do is decided by its token.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from itertools import count
 
 ID_DIGITS = 12
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _SEED_BITS = 53  # what a number in JSON holds exactly everywhere
 
 
@@ -25,6 +27,11 @@ def device_id(name: str, taken: Callable[[str], bool]) -> str:
 def task_seed(plan_seed: int, device: str) -> int:
     """The seed of all tasks of a device in a job: whoever else takes part does not change it."""
     return int.from_bytes(_hash(f"embrace task {plan_seed} {device}")[:8], "big") >> (64 - _SEED_BITS)
+
+
+def is_plain(name: object) -> bool:
+    """Whether a name can be part of a path and mean nothing else there."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
 def _id(name: str, number: int) -> str:
