@@ -47,23 +47,28 @@ def run(
     gradient: Gradient,
     participants: list[list[int]],
     steps: int,
-    local_rate: float,
+    local_rate: float | list[float],
     server_rate: float = 1.0,
     mu_server: float = 0.9,
     mu_local: float = 0.6,
     beta: float = 0.9,
 ) -> list[Round]:
-    """The listing has all K clients in every round; here `participants[r]` are those of round r."""
+    """The listing has all K clients in every round; here `participants[r]` are those of round r.
+
+    Its η is one number; with a rate for every round, m_r comes of the rate with which the last version was made.
+    """
     chosen = METHODS[method]
     mu_s = mu_server if chosen.server_momentum else 0.0
     mu_l = mu_local if chosen.local_momentum else 0.0
+    rates = local_rate if isinstance(local_rate, list) else [local_rate] * len(participants)
     rounds: list[Round] = []
     x = copy(start)
     previous = copy(start)
     m = zeros(start)  # line 2
     averaged = zeros(start)
     for r, selected in enumerate(participants):  # line 3
-        inferred = times(1.0 / (server_rate * local_rate * steps), minus(previous, x))  # line 5
+        rate, rate_before = rates[r], rates[max(r - 1, 0)]
+        inferred = times(1.0 / (server_rate * rate_before * steps), minus(previous, x))  # line 5
         local: dict[int, Model] = {}
         buffers: dict[int, Model] = {}
         directions: dict[int, Model] = {}
@@ -73,11 +78,11 @@ def run(
             total = zeros(x)
             for p in range(steps):  # line 6
                 if chosen.fusion == "before" and p == 0:
-                    y = plus(y, -local_rate * beta * steps, inferred)  # line 7
+                    y = plus(y, -rate * beta * steps, inferred)  # line 7
                 v = plus(times(mu_l, v), 1.0, gradient(k, y, r * steps + p))  # line 8
-                y = plus(y, -local_rate, v)  # line 9
+                y = plus(y, -rate, v)  # line 9
                 if chosen.fusion == "every":
-                    y = plus(y, -local_rate * beta, inferred)  # line 10
+                    y = plus(y, -rate * beta, inferred)  # line 10
                 total = plus(total, 1.0, v)
             local[k] = y
             buffers[k] = v
@@ -85,6 +90,6 @@ def run(
         m = plus(times(mu_s, m), 1.0, mean([directions[k] for k in selected]))  # line 14
         averaged = mean([buffers[k] for k in selected])
         previous = x
-        x = plus(x, -server_rate * local_rate * steps, m)  # line 15
+        x = plus(x, -server_rate * rate * steps, m)  # line 15
         rounds.append(Round(inferred, local, buffers, directions, m, x))
     return rounds

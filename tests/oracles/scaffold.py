@@ -28,8 +28,12 @@ def run(
     steps: int,
     local_rate: float,
     server_rate: float = 1.0,
+    known: list[int] | None = None,
 ) -> list[Round]:
-    """`devices` is N; all control variates begin at 0. A participant is listed once per round."""
+    """`devices` is N; all control variates begin at 0. A participant is listed once per round.
+
+    A server that is not told N takes what it knows: `known` has the number of devices seen so far, round by round.
+    """
     rounds: list[Round] = []
     x = copy(start)
     c = zeros(start)
@@ -52,6 +56,6 @@ def run(
         mean_delta = mean([deltas[i] for i in selected])
         mean_control_delta = mean([control_deltas[i] for i in selected])
         x = plus(x, server_rate, mean_delta)
-        c = plus(c, 1.0, times(len(selected) / devices, mean_control_delta))
+        c = plus(c, 1.0, times(len(selected) / (known[t] if known else devices), mean_control_delta))
         rounds.append(Round(local, deltas, control_deltas, controls, c, x))
     return rounds

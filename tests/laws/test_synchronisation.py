@@ -1,0 +1,82 @@
+"""FedLAMA and partial averaging against the transcriptions of the listings, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from federation.axes.sync import Rotating
+from federation.wire import MODEL
+from tests.laws.world import PROBLEM, START, Fleet, assert_close
+from tests.oracles import fedlama, partial_averaging
+
+RATE = 0.1
+CLOSE = 3e-6
+
+
+@pytest.mark.parametrize("accelerate", [False, True])
+@pytest.mark.parametrize("base", [1, 3])
+@pytest.mark.parametrize("factor", [1, 2, 4])
+def test_fedlama(tmp_path, factor, base, accelerate):
+    windows = 4
+    job = {
+        "algorithm": "fedlama", "num_rounds": windows * factor, "participate": {"count": 3},
+        "local": {"steps": base, "rate": str(RATE)}, "sync": {"factor": factor, "accelerate": accelerate},
+    }  # fmt: skip
+    fleet = Fleet(job, tmp_path)
+    rounds, facts = [], [fleet.server.state.facts.sync]
+    for _ in range(fleet.plan.num_rounds):
+        rounds.append(fleet.round())
+        facts.append(fleet.server.state.facts.sync)
+        each, number = rounds[-1], len(rounds) - 1
+        assert each.drawn == rounds[number - number % factor].drawn, "the cohort stays for a window"
+        cohorts = [r.drawn for r in rounds[::factor]]
+        theirs = fedlama.run(START, PROBLEM.gradient, cohorts, base, factor, RATE, accelerate)[(number + 1) * base - 1]
+        due = [index for index, pieces in enumerate(each.sums.due.layers) if pieces]
+        assert due == theirs.synchronised
+        assert [base * rounds_between for rounds_between in facts[-2].intervals] == theirs.intervals
+        assert_close(fleet.model(), theirs.model)
+        for layer in due:
+            assert facts[-1].discrepancies[layer] == pytest.approx(theirs.discrepancy[layer], rel=1e-4)
+        for device in each.drawn if factor > 1 else ():  # what is not due, a device has for itself
+            own = fleet.kept(each, device, "model")
+            for layer in set(range(3)) - set(due):
+                assert_close([own[layer]], [theirs.local[device][layer]])
+        if theirs.adjustment:
+            assert [base * rounds_between for rounds_between in facts[-1].intervals] == theirs.adjustment.intervals
+    if factor > 1:
+        assert len({fact.intervals for fact in facts}) > 1, "some layers are synchronised less often"
+
+
+@pytest.mark.parametrize("redistribute", ["local", "averaged"])
+@pytest.mark.parametrize("by", ["layer", "channel"])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_partial_averaging(tmp_path, parts, by, redistribute):
+    window = 10 * parts
+    sync = {"parts": parts, "by": by, "redistribute": redistribute}
+    job = {
+        "algorithm": "partial_averaging", "num_rounds": 2 * window + 3, "participate": {"count": 3}, "sync": sync,
+        "local": {"steps": 1, "rate": str(RATE), "rules": []},
+    }  # fmt: skip
+    fleet = Fleet(job, tmp_path)
+    rounds = fleet.rounds()
+    cohorts = [rounds[start].drawn for start in range(0, len(rounds), window)]
+    assert len({tuple(sorted(cohort)) for cohort in cohorts}) > 1, "the cohort changes"
+    if by == "layer":
+        units = Rotating(parts).units(fleet.space)
+        groups = [[index for index, pieces in enumerate(unit.layers) if pieces] for unit in units]
+        split = partial_averaging.layer_parts(START, groups)
+    else:
+        split = partial_averaging.channel_parts(START, parts)
+    expected = partial_averaging.run(START, PROBLEM.gradient, cohorts, window, split, RATE, redistribute)
+    for number, (mine, theirs) in enumerate(zip(rounds, expected)):
+        found = fleet.model(mine.vectors[MODEL])
+        handed_out = redistribute == "averaged" and (number + 1) % window == 0
+        if handed_out or mine is rounds[-1]:  # the full average
+            assert_close(found, theirs.average)
+            for device in mine.drawn if mine is rounds[-1] else ():
+                assert_close(fleet.kept(mine, device, "model"), theirs.before[device], 1e-5)
+            continue
+        for layer, name, first, end in split[theirs.part]:
+            one = theirs.local[theirs.cohort[0]][layer][name][first:end]
+            np.testing.assert_allclose(found[layer][name][first:end], one, rtol=CLOSE, atol=CLOSE)
