@@ -59,9 +59,13 @@ class Algorithm:
     @property
     def keeps_state(self) -> bool:
         """Whether devices keep something from one round to the next."""
+        return self._rules_keep or not isinstance(self.sync, WholeModel)
+
+    @property
+    def _rules_keep(self) -> bool:
         own = any(isinstance(rule, ControlVariate) for rule in self.rules)
         kept = any(isinstance(rule, Momentum) and rule.between == "keep" for rule in self.rules)
-        return own or kept or self.fuses or not isinstance(self.sync, WholeModel)
+        return own or kept or self.fuses
 
     @property
     def fuses(self) -> bool:
@@ -92,7 +96,8 @@ class Algorithm:
         fuse = None
         if self.fuses and facts.rate:
             fuse = 1.0 / (getattr(self.serve, "rate", 1.0) * facts.rate * steps)
-        known = last if self.keeps_state else None
+        keeps = self._rules_keep or len(facts.sync.changed) > 1  # of one unit, always due, nothing is kept
+        known = last if keeps else None
         return Exchange(
             sync=encode_sync(self.sync), sent=self.sync.sent(when, facts.sync), changed=facts.sync.changed,
             window_from=window_from, last_round=known[0] if known else None, last_task=known[1] if known else None,
