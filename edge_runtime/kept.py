@@ -40,11 +40,15 @@ class KeptFiles:
             about = {"boundary": boundary, "walked": repr(contribution.walked)}
             save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
-    def acknowledged(self, task: str) -> None:
-        """Nothing older is needed any more."""
-        for path in self.folder.glob(f"*{_SUFFIX}"):
-            if path != self._path(task):
-                path.unlink(missing_ok=True)
+    def tasks(self) -> list[str]:
+        """Of which there is something."""
+        return [path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}")]
+
+    def acknowledged(self, task: str, *, but: str | None = None) -> None:
+        """Nothing older is needed any more, except what somebody may come back to."""
+        for old in self.tasks():
+            if old not in (task, but):
+                self._path(old).unlink(missing_ok=True)
 
     def _path(self, task: str) -> Path:
         return self.folder / f"{task}{_SUFFIX}"

@@ -53,6 +53,7 @@ class Share:
     groups: list[list[Seat]]
     hands_on: bool = False  # the next round goes on with these local models
     compares: bool = False  # these local models are compared with each other
+    saved: int = 0  # the round with which the run would go on, if it ended now
 
     def encode(self) -> dict[str, Any]:
         """For JSON."""
@@ -117,10 +118,12 @@ class Devices:
         contribution = finish(start, outcome, self.manifest)
         if work.compares and start.graph.size == self.manifest.space.size:
             self.look(seat.slot, outcome.parameters)
-        self._kept(seat.device).save(seat.id, seat.task.boundary, contribution)
-        self._kept(seat.device).acknowledged(seat.id)
+        kept = self._kept(seat.device)
+        kept.save(seat.id, seat.task.boundary, contribution)
+        before = [task for task in kept.tasks() if _round_of(task) < work.saved]
+        kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
         if work.hands_on:
-            self._hand_on(seat, contribution)
+            self._hand_on(work, seat, contribution)
         body = b"".join(map(bytes, encode(contribution.tracks)))
         decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
         decoder.feed(body)
@@ -146,11 +149,11 @@ class Devices:
     def _kept(self, device: str) -> KeptFiles:
         return KeptFiles(self.folder / "kept" / device, durable=False)
 
-    def _hand_on(self, seat: Seat, contribution: Contribution) -> None:
-        """Keep a local model for whoever has this place in the next round; those of the last window are done with."""
+    def _hand_on(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+        """Keep a local model for whoever has this place in the next round; those of earlier windows are done with."""
         folder = self.folder / HANDED_ON
         for old in folder.glob("*"):
-            if not old.name.startswith(f"{seat.id.rpartition('-')[0].rpartition('-')[0]}-"):
+            if _round_of(old.name) not in (work.number, work.saved - 1):
                 old.unlink(missing_ok=True)
         save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {}, durable=False)
 
@@ -186,6 +189,10 @@ class _Vectors:
     def _gathered(self, name: str, region: Region) -> Vector:
         self.received.append(region)
         return region.gather(self._vectors[name])
+
+
+def _round_of(task: str) -> int:
+    return int(task.split("-")[1])
 
 
 def in_groups(seats: Sequence[Seat]) -> list[list[Seat]]:

@@ -86,6 +86,7 @@ class Simulation:
         profiles = {device.id: device.profile for device in scene.devices}
         self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
         self.lines: list[dict[str, Any]] = []
+        self.saved = 0  # the round that the checkpoint goes on with
 
     def run(self, progress: Progress = lambda what, done, total: None) -> list[dict[str, Any]]:
         """Every round that is still to come; returns the records of all."""
@@ -140,7 +141,8 @@ class Simulation:
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
         parts = shares(in_groups(seats), self._cost, self.options.workers)
         compares = self._due(self.options.svcca_every, number)
-        works = [Share(number, server.state.facts, draws, groups, hands_on, compares) for groups in parts if groups]
+        facts, saved = server.state.facts, self.saved
+        works = [Share(number, facts, draws, groups, hands_on, compares, saved) for groups in parts if groups]
         sums, found = server.sums(seats), []
         for answer, arrays in pool.map({"work": work.encode()} for work in works):
             found.append(answer["done"])
@@ -211,6 +213,7 @@ class Simulation:
             "arrived": {str(slot): task for slot, task in state.arrived.items()}, "lines": len(self.lines),
         }  # fmt: skip
         save_state(self.folder / "checkpoint", state.vectors, {"state": json.dumps(about)})
+        self.saved = state.number
 
     def _resume(self) -> None:
         path, metrics = self.folder / "checkpoint", self.folder / "metrics.jsonl"
@@ -219,6 +222,7 @@ class Simulation:
             return
         vectors, words = load_state(path)
         about = json.loads(words["state"])
+        self.saved = about["number"]
         self.lines = [json.loads(line) for line in metrics.read_text().splitlines()[: about["lines"]]]
         metrics.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         self.server.state = ServerState(
@@ -226,7 +230,7 @@ class Simulation:
             decode(Facts, about["facts"], "facts"),
             about["number"],
             {device: (int(number), str(task)) for device, (number, task) in about["last"].items()},
-            [(str(device), str(boundary)) for device, boundary in about["previous"]],
+            [(str(device), str(boundary), int(count)) for device, boundary, count in about["previous"]],
             {int(slot): str(task) for slot, task in about["arrived"].items()},
         )
 

@@ -45,7 +45,7 @@ class ServerState:
     facts: Facts
     number: int = 0  # of the round that comes
     last: dict[str, tuple[int, str]] = field(default_factory=dict)  # device -> its last round and task
-    previous: list[tuple[str, str]] = field(default_factory=list)  # (device, boundary) of the last round's slots
+    previous: list[tuple[str, str, int]] = field(default_factory=list)  # device, boundary and count of every slot
     arrived: dict[int, str] = field(default_factory=dict)  # slot -> task, in the last round
 
 
@@ -87,9 +87,12 @@ class SimulatedServer:
     def _previous(self) -> cohort.Cohort | None:
         if not self.state.previous:
             return None
-        members = (cohort.Member(device, boundary, 1) for device, boundary in self.state.previous)
-        seats = tuple(cohort.Seat(number, member) for number, member in enumerate(members))
-        return cohort.Cohort(seats, len(seats), self.plan.participation.quorum_of(len(seats)))
+        seats = tuple(
+            cohort.Seat(number, cohort.Member(device, boundary, 1), count)
+            for number, (device, boundary, count) in enumerate(self.state.previous)
+        )
+        draws = sum(seat.count for seat in seats)
+        return cohort.Cohort(seats, draws, self.plan.participation.quorum_of(draws))
 
     def hands_on(self, number: int) -> bool:
         """Whether a round begins with the local models of the round before."""
@@ -127,7 +130,7 @@ class SimulatedServer:
             vectors[name][at] = values
         self.state = replace(
             state, facts=facts, number=number + 1, last=last,
-            previous=[(seat.device, seat.task.boundary) for seat in seats],
+            previous=[(seat.device, seat.task.boundary, seat.count) for seat in seats],
             arrived={seat.slot: seat.id for seat in arrived},
         )  # fmt: skip
 
