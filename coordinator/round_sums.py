@@ -84,9 +84,7 @@ class RoundSums:
         blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)
         length = 1.0
         if name == MODEL:
-            blocks = self._clipped(blocks, track.norm)
-            algorithm, rate = self.plan.choices, self.plan.local.schedule.at(self.number)
-            length = algorithm.weigh.length(algorithm.rules, self._steps(report), rate)
+            blocks, length = self._clipped(blocks, track.norm), self._length(report)
         self.totals[name].fold(
             track.region, blocks, weight * count, track.squares, largest=track.largest, length=length
         )
@@ -98,12 +96,14 @@ class RoundSums:
         else:
             self.totals[name] = total
 
-    def _steps(self, report: Any) -> int:
-        """How many steps a device took: what it was told, or what it says where its data decides."""
-        told = report.get("steps")
-        if self.plan.local.epochs is None or not isinstance(told, int) or isinstance(told, bool):
-            return self.plan.local.steps
-        return min(max(told, 1), MOST_STEPS)
+    def _length(self, report: Any) -> float:
+        """FedNova's divisor: as many steps as the device says, where its data decides. Equal lengths are none."""
+        local, told = self.plan.local, report.get("steps")
+        if local.epochs is None:
+            return 1.0
+        known = isinstance(told, int) and not isinstance(told, bool)
+        steps = min(max(told, 1), MOST_STEPS) if known else local.steps
+        return self.plan.weigh.length(self.plan.choices.rules, steps, local.schedule.at(self.number))
 
     def _accumulator(self, name: str) -> Accumulator:
         bounds = self.plan.bounds
