@@ -52,7 +52,7 @@ TIERS = {"moderate": 0.5, "weak": 0.25}
 SEEN = "second.seen"  # a running mean, where a test asks for statistics
 
 
-def manifest(*, statistics: bool = False) -> Manifest:
+def manifest(*, statistics: bool = False, widths: Sequence[float] = WIDTHS) -> Manifest:
     """The oracles' three layers as a bundle whose graphs nobody opens."""
     sizes = (INPUTS, FIRST, SECOND, CLASSES)
     layers = []
@@ -62,7 +62,7 @@ def manifest(*, statistics: bool = False) -> Manifest:
         layers.append(Layer(LAYERS[index], entry, leaves, parameters, sizes[index + 1], 1, 0, _file("forward")))
     kept = [sum(sizes[index + 1 :]) for index in range(3)]
     boundaries = [Boundary(name, at, None, kept[at], _file("train"), ()) for at, name in enumerate(LAYERS)]
-    for width in WIDTHS:
+    for width in widths:
         narrow = tuple(tuple(shapes.values()) for shapes in _shapes(width, statistics))
         boundaries.append(Boundary(f"first@{width:g}", 0, None, 9, _file("train"), (), width, narrow))
     return Manifest(
@@ -121,14 +121,16 @@ class Fleet:
     statistics: bool = False
     problem: Problem = PROBLEM
     most: int | None = None  # steps that the oracle counts for a round
+    widths: Sequence[float] = WIDTHS
 
     def __post_init__(self) -> None:
-        self.manifest = manifest(statistics=self.statistics)
+        self.manifest = manifest(statistics=self.statistics, widths=self.widths)
         self.space = self.manifest.space
         self.plan = plan_from({"bundle": "none", **self.job})
         profiles = {str(i): _profile(self.tiers.get(i, "strong")) for i in range(self.problem.devices)}
         self.server = SimulatedServer(self.plan, self.manifest, profiles, self._start())
         self.losing: set[int] = set()  # devices whose training diverges
+        self.saved = 0  # the round that a checkpoint goes on with
 
     def _start(self) -> Vector:
         vector = np.zeros(self.space.size, np.float32)
@@ -161,7 +163,7 @@ class Fleet:
         draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
         sums, done = server.sums(seats), []
         for part in parts[::-1] if backwards else parts:
-            share = Share(number, server.state.facts, draws, part, hands_on)
+            share = Share(number, server.state.facts, draws, part, hands_on, saved=self.saved)
             done.append(self._devices().run(Share.decode(json.loads(json.dumps(share.encode())))))
             for name, total in done[-1].sums.totals.items():
                 sums.merge(name, Accumulator.load(self.space, *total.dump()))
