@@ -29,7 +29,7 @@ PUBLISHED: Mapping[tuple[int, int, str], tuple[int, int, float, float]] = {
     (2, 100, "CNN"): (17, 7, 150.98, 31.08),
 }  # fmt: skip
 ROUNDS, MEGABYTES = "rounds to 95 %", "MB per worker to 95 %"
-EASIER, BEST = "rounds to 90 %", "best accuracy %"
+EASIER, EASIEST, BEST = "rounds to 90 %", "rounds to 80 %", "best accuracy %"
 PER_ROUND = "MB per worker and round"
 FINAL, SWING = "accuracy at the end %", "change per round %"
 
@@ -76,18 +76,19 @@ def _full() -> Setting:
 
 def _short() -> Setting:
     rows = []
-    for case in PUBLISHED:
+    for case in sorted(PUBLISHED, key=lambda case: case[1]):
         digits, workers, name = case
         if name == "CNN" and workers == 100:
             continue
+        rounds = 10 if workers == 100 else 15 if name == "CNN" and digits == 2 else 30
         model = "mnist_cnn@0.25" if name == "CNN" else MODELS[name]
         for algorithm, preset in ALGORITHMS.items():
-            job = job_of(preset, digits, workers, 30 if workers == 10 else 15, samples=20_000)
+            job = job_of(preset, digits, workers, rounds, samples=20_000)
             rows.append(_row(case, algorithm, model, 0.90, job))
     return Setting(
         "20,000 samples of MNIST, 100 workers, the paper's rates 0.1 and 1, 5 local epochs, batch 10, at most 30 "
-        "rounds with n = 10 and 15 with n = 100. A run ends at 90 % of the whole test set. The CNN has a quarter of "
-        "its channels and runs with n = 10 only.",
+        "rounds with n = 10 and 10 with n = 100. A run ends at 90 % of the whole test set. The CNN has a quarter of "
+        "its channels, and runs with n = 10 only and with 2 digits for 15 rounds.",
         rows,
     )
 
@@ -143,6 +144,7 @@ TABLE2 = Table(
         Column(ROUNDS, rounds_to(0.95), 1),
         Column(MEGABYTES, megabytes_per_worker_to(0.95)),
         Column(EASIER, rounds_to(0.90), 1),
+        Column(EASIEST, rounds_to(0.80), 1),
         Column(PER_ROUND, megabytes_per_worker, 3),
         Column(BEST, best_accuracy),
     ),

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from bench.plots import save, tidy
 from bench.reproduce.runner import Reproduction, RowResult
-from bench.run_plots import X_NAMES, Y_NAMES, draw_curves
+from bench.run_plots import X_NAMES, Y_NAMES, draw_curves, plot_layers
 from bench.runs import Group
 
 
-def draw(found: Reproduction, file: Path) -> None:
+def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
+    """NAME.png, and one more for each map of layers; returns the files."""
+    file = folder / f"{name}.png"
+    _draw_curves(found, file)
+    files, by_label = [file], {result.row.label: result for result in found.rows}
+    for number, (label, quantity) in enumerate(found.table.maps, 1):
+        runs = by_label[label].runs if label in by_label else ()
+        if runs:
+            files.append(folder / f"{name}-{quantity}-{number}.png")
+            plot_layers(replace(runs[0], name=label), quantity, found.table.x, files[-1])
+    return files
+
+
+def _draw_curves(found: Reproduction, file: Path) -> None:
     panels: dict[str, list[RowResult]] = {}
     for result in found.rows:
         if result.runs:
@@ -32,5 +46,6 @@ def draw(found: Reproduction, file: Path) -> None:
         tidy(axes, "both")
     for axes in every[len(panels) :]:
         axes.set_visible(False)
-    figure.suptitle(f"{found.table.name}, {found.scale}: mean and standard deviation of {len(found.seeds)} seeds")
+    seeds = f": mean and standard deviation of {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
+    figure.suptitle(f"{found.table.name}, {found.scale}{seeds}")
     save(figure, file)

@@ -93,7 +93,7 @@ def reproduce(
 
 
 def spec_of(row: Row, setting: Setting, seed: int, rate: str | None) -> RunSpec:
-    return RunSpec(row.model, row.widths, row.job, seed, rate, row.stop_at, setting.every)
+    return RunSpec(row.model, row.widths, row.job, seed, rate, row.stop_at, {**setting.every, **row.every})
 
 
 def _key(row: Row) -> str:
@@ -123,8 +123,8 @@ class _Work:
 
     def _trial(self, row: Row, rate: str) -> RunSpec:
         spec = spec_of(replace(row, stop_at=None), self.setting, TUNING_SEED, rate)
-        rounds = self.setting.tuning_rounds
-        return spec if rounds is None else replace(spec, job={**spec.job, "num_rounds": rounds})
+        rounds = max(1, round(self.setting.tuning_share * spec.job["num_rounds"]))
+        return replace(spec, job={**spec.job, "num_rounds": rounds})
 
     def _accuracy(self, spec: RunSpec) -> float:
         run = read_run(self.place.runs / spec.folder)

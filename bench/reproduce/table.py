@@ -30,6 +30,7 @@ class Row:
     tuned_as: str = ""  # rows that share this share the rate that was best for the first of them
     stop_at: float | None = None  # accuracy at which the run ends
     widths: tuple[float, ...] = ()  # narrow boundaries that the bundle needs
+    every: Mapping[str, int] = field(default_factory=dict)  # on top of the setting's
     measured: bool = True  # in the table; otherwise only drawn
 
 
@@ -40,7 +41,7 @@ class Setting:
     note: str  # in words, what is not in the rows
     rows: Sequence[Row]
     rates: tuple[str, ...] = ()  # every row tries each of them once; empty: the rates of the jobs
-    tuning_rounds: int | None = None  # how long it tries; None: as long as the row itself
+    tuning_share: float = 1.0  # of a row's rounds, for which it tries them
     every: Mapping[str, int] = field(default_factory=dict)  # what is measured in which rounds: see Options
 
     def __post_init__(self) -> None:
@@ -78,6 +79,7 @@ class Table:
     columns: Sequence[Column]
     claims: Sequence[Claim] = ()
     x: str = "rounds"  # of the picture: rounds, steps or bytes
+    maps: Sequence[tuple[str, str]] = ()  # (label, quantity): pictures of a row's first run, layer by layer
 
     def setting(self, scale: Scale) -> Setting:
         if scale not in self.settings:

@@ -135,11 +135,12 @@ class SimulatedServer:
         )  # fmt: skip
 
     def by_layer(self, sums: RoundSums) -> dict[str, dict[str, float]]:
-        """Of a round that was closed: how far local models were apart, and the rounds between synchronisations."""
+        """Of a round that was closed: how far local models were apart, and the steps between synchronisations."""
         names, sync = [layer.name for layer in self.manifest.layers], self.state.facts.sync
         found: dict[str, dict[str, float]] = {}
         apart = {name: spread(sums.totals[MODEL], self.space, index) for index, name in enumerate(names)}
         found["discrepancy"] = {name: value for name, value in apart.items() if value is not None}
         if isinstance(self.plan.choices.sync, FedLama):
-            found["interval"] = {name: float(rounds) for name, rounds in zip(names, sync.intervals)}
+            steps = self.plan.local.steps
+            found["interval"] = {name: float(steps * rounds) for name, rounds in zip(names, sync.intervals)}
         return found

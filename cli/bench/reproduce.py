@@ -56,7 +56,7 @@ def reproduce(
     name = f"reproduce-{table}-{scale}"
     (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     (out / f"{name}.md").write_text(text, "utf-8")
-    draw(found, out / f"{name}.png")
+    draw(found, out, name)
     if json_:
         show.print_json(data)
     else:

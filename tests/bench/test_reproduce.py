@@ -44,20 +44,20 @@ def test_measures_of_a_run(tmp_path):
 
 def one_row_table(rates=(), job=JOB, **other):
     rows = [Row("here", "digits", job, {"accuracy %": 80.45}, **other), Row("there", "digits", job, **other)]
-    setting = Setting("in words", rows, rates, 2 if rates else None)
+    setting = Setting("in words", rows, rates, 0.5)
     columns = (Column("accuracy %", final_accuracy), Column("cost %", lambda run: 10.0, relative=True))
-    return Table("one", "a paper", "a claim", {"smoke": lambda: setting}, columns, (
+    return Table("one", "a paper", "a claim", {"short": lambda: setting}, columns, (
         Claim("rows that are equal are equal", lambda found: found["here"] == found["there"]),
         Claim("nobody is there", above("accuracy %", ["nobody"], ["here"])),
     ))  # fmt: skip
 
 
 def test_rows_with_equal_jobs_share_their_runs_and_what_is_done_is_not_done_again(tmp_path):
-    found = reproduce(one_row_table(), "smoke", 2, Workplace(tmp_path))
+    found = reproduce(one_row_table(), "short", 2, Workplace(tmp_path))
     folders = sorted(path.name for path in tmp_path.glob("fedavg-*"))
     assert len(folders) == 2 and [name[-5:] for name in folders].count("seed1") == 1
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
-    again = reproduce(one_row_table(), "smoke", 2, Workplace(tmp_path))
+    again = reproduce(one_row_table(), "short", 2, Workplace(tmp_path))
     assert means(again) == means(found)
     data = report(found)
     assert [claim["verdict"] for claim in data["claims"]] == ["held", "not tested at this scale"]
@@ -66,20 +66,20 @@ def test_rows_with_equal_jobs_share_their_runs_and_what_is_done_is_not_done_agai
     text = markdown(data, found.table.columns)
     assert "80.45" in text and "**held**" in text
     assert {path: path.read_text().count("\n") for path in before} == dict.fromkeys(before, 3)
-    draw(found, tmp_path / "picture.png")
+    assert draw(found, tmp_path, "picture") == [tmp_path / "picture.png"]
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_a_run_ends_at_its_target(tmp_path):
-    whole = reproduce(one_row_table(), "smoke", 1, Workplace(tmp_path / "whole"))
-    short = one_row_table(stop_at=0.001)
-    part = reproduce(short, "smoke", 1, Workplace(tmp_path / "part"))
+    whole = reproduce(one_row_table(), "short", 1, Workplace(tmp_path / "whole"))
+    targeted = one_row_table(stop_at=0.001)
+    part = reproduce(targeted, "short", 1, Workplace(tmp_path / "part"))
     assert len(part.rows[0].runs[0].rows) == 1
     assert part.rows[0].runs[0].rows[0]["accuracy"] == whole.rows[0].runs[0].rows[0]["accuracy"]
 
 
 def test_every_rate_is_tried_with_a_seed_that_does_not_count(tmp_path):
-    found = reproduce(one_row_table(rates=("1e-6", "0.2")), "smoke", 1, Workplace(tmp_path))
+    found = reproduce(one_row_table(rates=("1e-6", "0.2")), "short", 1, Workplace(tmp_path))
     row = found.rows[0]
     assert set(row.tried) == {"1e-6", "0.2"} and row.rate == max(row.tried, key=row.tried.__getitem__)
     assert len(list(tmp_path.glob("fedavg-*-seed1000"))) == 2 and found.tuning_seconds > 0
@@ -87,7 +87,7 @@ def test_every_rate_is_tried_with_a_seed_that_does_not_count(tmp_path):
 
 def test_a_run_that_diverges_is_said_to(tmp_path):
     job = {**JOB, "local": {**JOB["local"], "rate": "1e30"}}
-    found = reproduce(one_row_table(job=job), "smoke", 1, Workplace(tmp_path))
+    found = reproduce(one_row_table(job=job), "short", 1, Workplace(tmp_path))
     assert found.rows[0].failures and not found.rows[0].runs
     assert "| here | diverged |" in markdown(report(found), found.table.columns)
 
@@ -110,4 +110,4 @@ def test_every_table_runs_at_the_smallest_scale(table, tmp_path):
     assert all(result.runs and not result.failures for result in found.rows)
     data = report(found)
     assert markdown(data, table.columns).startswith(f"# {table.name}, smoke")
-    draw(found, tmp_path / "picture.png")
+    assert len(draw(found, tmp_path, "picture")) == 1 + len(table.maps)
