@@ -32,7 +32,6 @@ from federation.traffic import Traffic, traffic_of
 from federation.wire import MODEL, encode
 
 HANDED_ON = "handed-on"  # folder of local models
-GROUP = 16  # devices that are handed out together; small models are trained so, whatever the number of processes
 
 
 class TrainGroup(Protocol):
@@ -193,11 +192,6 @@ class _Vectors:
 
 def _round_of(task: str) -> int:
     return int(task.split("-")[1])
-
-
-def in_groups(seats: Sequence[Seat]) -> list[list[Seat]]:
-    """Consecutive seats: the same groups whatever the number of processes."""
-    return [list(seats[start : start + GROUP]) for start in range(0, len(seats), GROUP)]
 
 
 def shares(groups: Sequence[list[Seat]], cost: Callable[[Seat], float], count: int) -> list[list[list[Seat]]]:

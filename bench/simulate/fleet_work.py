@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from bench.simulate.group_engine import GroupTrainer
 from bench.simulate.pool import Arrays, Job, Layout, Work
 from bench.simulate.ready import ReadySamples
 from bench.simulate.similarity import Similarity
-from bench.simulate.torch_engine import TorchEngine
+from bench.simulate.torch_engine import GlobalSource, TorchEngine
 from coordinator.plan import plan_from
 from edge_runtime.calibrate import calibrated
 from edge_runtime.engine.choose import open_step
@@ -44,20 +44,6 @@ from federation.space import Vector
 from federation.wire import MODEL
 
 CALIBRATION, CALIBRATION_BATCH = 1024, 128  # samples for static batch norm
-
-
-@dataclass
-class GlobalSource:
-    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
-
-    manifest: Manifest
-    version: str = ""
-
-    def fetch(self, layer: int) -> Path:
-        raise AssertionError("the engine has the weights")
-
-    def release(self, layer: int) -> None:
-        raise AssertionError("the engine has the weights")
 
 
 def layouts(manifest: Manifest, arrays: Mapping[str, Any], vectors: int, tracks: int) -> tuple[Any, Any]:

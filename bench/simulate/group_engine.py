@@ -39,7 +39,6 @@ AnySamples = Samples | ReadySamples
 # 32: logistic regression (0.25 million) 2.9 times as quick, the digits (5) 1.8, two hidden layers (6.4) 1.4, the
 # smallest CNN of the papers (120) 0.9. Below four devices nothing is gained.
 MOST_MACS, LEAST = 10_000_000, 4
-GROUP = 16  # devices that are trained together
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,8 @@ class _Worker:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            context.set_forkserver_preload([plan.build.partition(":")[0]])  # loaded once, shared by all
+            # Loaded once, shared by all.
+            context.set_forkserver_preload(["bench.simulate.deaf", plan.build.partition(":")[0]])
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, plan, blocks), daemon=True)
@@ -245,7 +246,7 @@ class _Worker:
 
 def _serve(pipe: Connection, plan: Plan, blocks: list[str]) -> None:
     """A worker's life: build, then job after job until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it hears Ctrl-C, and closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as deaf.py, where workers are not forked
     os.environ["OMP_NUM_THREADS"] = "1"
     with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, BrokenPipeError):
         shared = stack.enter_context(_Block(plan.shared, blocks[0])).arrays

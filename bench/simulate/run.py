@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from bench.device import describe_device
-from bench.simulate.device import Share, in_groups, shares
+from bench.simulate.device import Share, shares
 from bench.simulate.fleet_work import layouts
+from bench.simulate.layouts import in_groups
 from bench.simulate.pool import LocalPool, Pool
 from bench.simulate.pool import Plan as WorkPlan
 from bench.simulate.scene import Scene, open_scene, shared_arrays

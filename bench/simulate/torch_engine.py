@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ def readable(error: RuntimeError, count: int) -> EmbraceError:
     if is_out_of_memory(error) or "can't allocate memory" in str(error):
         return OutOfMemory(f"not enough memory for a training step of {count} samples")
     return EmbraceError(f"torch: a training step failed: {str(error).splitlines()[0]}")
+
+
+@dataclass
+class GlobalSource:
+    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
+
+    manifest: Manifest
+    version: str = ""
+
+    def fetch(self, layer: int) -> Path:
+        raise AssertionError("the engine has the weights")
+
+    def release(self, layer: int) -> None:
+        raise AssertionError("the engine has the weights")
 
 
 class TorchEngine:

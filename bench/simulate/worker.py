@@ -9,47 +9,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from bench.simulate.group_engine import GROUP, GroupTrainer
-from bench.simulate.pool import Arrays, Job, Layout, Work
+from bench.simulate.group_engine import GroupTrainer
+from bench.simulate.pool import Arrays, Job, Work
 from bench.simulate.ready import ReadySamples
-from bench.simulate.torch_engine import TorchEngine
+from bench.simulate.torch_engine import GlobalSource, TorchEngine
 from edge_runtime.trainer import Received
 from federation.errors import NonFiniteLoss
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import read_manifest
 from federation.messages import decode_task
-
-
-@dataclass
-class GlobalSource:
-    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
-
-    manifest: Manifest
-    version: str = ""
-
-    def fetch(self, layer: int) -> Path:
-        raise NotImplementedError("the engine has the weights")
-
-    def release(self, layer: int) -> None:
-        pass
-
-
-def layouts(manifest: Manifest, inputs: Any, labels: Any, devices: int) -> tuple[dict[str, Layout], dict[str, Layout]]:
-    """(what is shared, a slot) for a data set and a number of devices."""
-    size = manifest.space.size
-    shared = {
-        "global": Layout((size,)),
-        "inputs": Layout(inputs.shape, str(inputs.dtype)),
-        "labels": Layout(labels.shape, str(labels.dtype)),
-        "starts": Layout((devices + 1,), "int64"),
-    }
-    return shared, {"updates": Layout((GROUP, size))}
 
 
 def build(settings: Job, shared: Arrays) -> Work:

@@ -8,6 +8,7 @@ from cli.bench.latency import latency
 from cli.bench.memory import memory
 from cli.bench.reproduce import reproduce
 from cli.bench.server import server
+from cli.bench.simulate import simulate
 from cli.bench.step import step
 
 bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
@@ -16,3 +17,4 @@ bench.command()(latency)
 bench.command()(memory)
 bench.command()(server)
 bench.command()(reproduce)
+bench.command()(simulate)

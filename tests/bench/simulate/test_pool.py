@@ -16,8 +16,8 @@ import pytest
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
 
+from bench.simulate.layouts import in_groups, layouts
 from bench.simulate.pool import Layout, LocalPool, Plan, WorkerError
-from bench.simulate.worker import layouts
 from federation.axes.local import Momentum
 from federation.errors import InputError, MissingPackage
 from federation.messages import Task, encode_task
@@ -152,7 +152,7 @@ def trained(bundle, make, workers: int, name: str) -> tuple[np.ndarray, list[flo
         for number in range(2):
             pool.share("global", weights)
             task = encode_task(Task(name, 3, 8, 0.05, (Momentum(0.9),), round=number))
-            groups = [[0, 1, 2, 3], [4, 5, 6]]
+            groups = in_groups(list(range(7)), 4)
             total = np.zeros(weights.size)
             for group, (answer, rows) in zip(groups, pool.map({"devices": g, "task": task} for g in groups)):
                 total += rows["updates"][: len(group)].sum(0, dtype=np.float64)
