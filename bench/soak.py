@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from coordinator.aggregate import forget_version, open_version, write_version
 from coordinator.plan import plan_from, plan_to
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
-from coordinator.store.schema import RoundRow
+from coordinator.store.schema import RoundRow, SeatRow
 from edge_runtime.client import Client, Declined, Unreachable
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
@@ -127,14 +127,18 @@ def check(root: Path, job: str) -> dict[str, Any]:
     sessions = open_database(sqlite_url(root))
     with sessions() as session:
         rows = session.query(RoundRow).filter_by(job=job, state="committed").order_by(RoundRow.number).all()
+        seats = defaultdict(list)
+        for seat in session.query(SeatRow).filter_by(job=job).order_by(SeatRow.round, SeatRow.number):
+            seats[seat.round].append(seat.body)
     space, again = manifest.space, Files(root / "again")
     again.version(job, 0).parent.mkdir(parents=True)
     shutil.copyfile(BUNDLE / manifest.weights.name, again.version(job, 0))
     states: Counter[str] = Counter()
     for version, row in enumerate(rows):
-        counted = [seat for seat in row.body["slots"] if seat["state"] == "arrived"]
-        states.update(seat["state"] for seat in row.body["slots"])
-        total = _total(manifest, job, row.number, row.body["slots"], counted)
+        slots = seats[row.number]
+        counted = [seat for seat in slots if seat["state"] == "arrived"]
+        states.update(seat["state"] for seat in slots)
+        total = _total(manifest, job, row.number, slots, counted)
         before = open_version(again, job, version, space, ())
         changes = server_step(Average(), mean_moves(total, space), before, RoundFacts(rate=0.05))
         write_version(again, job, version, space, (), changes)
