@@ -1,4 +1,4 @@
-"""The picture of a table: one panel for each group of rows, test accuracy over rounds, steps or bytes."""
+"""The picture of a table: one panel for each group of rows, test accuracy or whatever else the table draws."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.plots import save, tidy
 from bench.reproduce.runner import Reproduction, RowResult
-from bench.run_plots import X_NAMES, Y_NAMES, draw_curves, plot_layers
+from bench.reproduce.table import Drawn
+from bench.run_plots import CURVES, STYLES, X_NAMES, Y_NAMES, draw_curves, plot_layers
 from bench.runs import Group
 
 
@@ -28,24 +31,46 @@ def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
 
 
 def _draw_curves(found: Reproduction, file: Path) -> None:
-    panels: dict[str, list[RowResult]] = {}
+    groups: dict[str, list[RowResult]] = {}
     for result in found.rows:
         if result.runs:
-            panels.setdefault(result.row.panel, []).append(result)
+            groups.setdefault(result.row.panel, []).append(result)
+    panels = [(name, drawn) for drawn in found.table.drawn or (None,) for name in groups]
     across = min(3, len(panels))
     down = math.ceil(len(panels) / across)
     figure = Figure(figsize=(1.5 + 4.6 * across, 0.8 + 3.6 * down), layout="constrained")
     every = figure.subplots(down, across, squeeze=False).flatten()
-    for axes, (name, results) in zip(every, panels.items()):
-        groups = [Group(result.row.curve or result.row.label, result.runs) for result in results]
-        unit = draw_curves(axes, groups, found.table.x, "accuracy")
-        axes.set_title(name or found.table.name, fontsize=10, loc="left")
+    for axes, (name, drawn) in zip(every, panels):
+        unit = _accuracies(axes, groups[name], found.table.x) if drawn is None else _drawn(axes, groups[name], drawn)
+        title = ", ".join(filter(None, (name, drawn.title if drawn else "")))
+        axes.set_title(title or found.table.name, fontsize=10, loc="left")
         axes.set_xlabel(X_NAMES[found.table.x] + unit, fontsize=9)
-        axes.set_ylabel(Y_NAMES["accuracy"], fontsize=9)
-        axes.legend(frameon=False, fontsize=7, loc="lower right")
+        axes.set_ylabel(drawn.label if drawn else Y_NAMES["accuracy"], fontsize=9)
+        axes.legend(frameon=False, fontsize=7, loc="best" if drawn else "lower right")
         tidy(axes, "both")
     for axes in every[len(panels) :]:
         axes.set_visible(False)
     seeds = f": mean and standard deviation of {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
     figure.suptitle(f"{found.table.name}, {found.scale}{seeds}")
     save(figure, file)
+
+
+def _accuracies(axes: Axes, results: list[RowResult], x: str) -> str:
+    return draw_curves(axes, [Group(_name(result), result.runs) for result in results], x, "accuracy")
+
+
+def _drawn(axes: Axes, results: list[RowResult], drawn: Drawn) -> str:
+    """Curves of one kind over the same places for all seeds of a row."""
+    for number, result in enumerate(results):
+        curves = [drawn.curve(run) for run in result.runs]
+        places, values = curves[0][0], np.stack([values for _, values in curves])
+        seen = np.isfinite(values).all(0)
+        colour, style = CURVES[number % len(CURVES)], STYLES[number // len(CURVES) % len(STYLES)]
+        means, spread = values.mean(0)[seen], values.std(0, ddof=1 if len(values) > 1 else 0)[seen]
+        axes.plot(places[seen], means, style, color=colour, label=_name(result), linewidth=1.5)
+        axes.fill_between(places[seen], means - spread, means + spread, color=colour, alpha=0.18, linewidth=0)
+    return ""
+
+
+def _name(result: RowResult) -> str:
+    return result.row.curve or result.row.label

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.runs import Run
+from bench.runs import Floats, Run
 from federation.errors import InputError
 
 Scale = str  # smoke, short or full
@@ -61,6 +61,15 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What a panel of the picture shows: a curve of each run, nan where there is no value."""
+
+    title: str  # behind the name of the rows' panel
+    label: str  # of the y axis
+    curve: Callable[[Run], tuple[Floats, Floats]]  # over the table's x
+
+
+@dataclass(frozen=True)
 class Claim:
     """What should come out; `test` says whether it did, or None where the scale has not the rows for it."""
 
@@ -80,6 +89,7 @@ class Table:
     claims: Sequence[Claim] = ()
     x: str = "rounds"  # of the picture: rounds, steps or bytes
     maps: Sequence[tuple[str, str]] = ()  # (label, quantity): pictures of a row's first run, layer by layer
+    drawn: Sequence[Drawn] = ()  # empty: test accuracy
 
     def setting(self, scale: Scale) -> Setting:
         if scale not in self.settings:

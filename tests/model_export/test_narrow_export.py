@@ -204,6 +204,14 @@ def test_zoo_models_without_a_narrow_form(name, message, tmp_path):
         export_bundle(load_source(name), tmp_path / name, Choices(tiers={}, widths=[0.4]))
 
 
+def test_a_share_of_a_narrow_model_is_a_share_of_its_channels(tmp_path):
+    """Half of 200 units, and a fifth of that half."""
+    manifest = export_bundle(load_source("mnist_2nn@0.5"), tmp_path / "half", Choices(tiers={}, widths=[0.2]))
+    (narrow,) = (boundary for boundary in manifest.boundaries if boundary.narrow)
+    assert narrow.name == "hidden1@0.2"
+    assert [shapes[0] for shapes in narrow.narrow] == [(20, 784), (20, 20), (10, 20)]
+
+
 @pytest.mark.parametrize("widths", [(0.0,), (1.0,), (-0.5,), (float("nan"),), (0.5, 0.5)])
 def test_widths_that_make_no_sense(widths):
     with pytest.raises(InputError, match="expected different numbers between 0 and 1"):
