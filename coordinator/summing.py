@@ -69,7 +69,7 @@ class Summing:
         assert self._sums is not None
         algorithm = self.plan.choices
         before = stored_version(self.files, self.job, version, self.space, algorithm.vectors)
-        rates = RoundFacts(self.plan.local.schedule.at(updates[0].round), self.facts.rate)
+        rates = RoundFacts(self.plan.local.schedule.at(updates[0].round))
         changes = algorithm.changes(
             self._sums.totals, self._moves(updates), self.space, before, rates, self.plan.combining.devices or devices
         )

@@ -124,7 +124,7 @@ class SimulatedServer:
             vectors[BEFORE][:] = vectors[MODEL]
         changes = algorithm.changes(
             sums.totals, mean_moves(sums.totals[MODEL], self.space), self.space, vectors,
-            RoundFacts(rate, state.facts.rate), plan.combining.devices or len(last),
+            RoundFacts(rate), plan.combining.devices or len(last),
         )  # fmt: skip
         for name, at, values in changes:  # a block is read before it is written, and never again
             vectors[name][at] = values

@@ -21,7 +21,7 @@ from federation.weights import map_weights, write_weights
 from federation.wire import MODEL
 
 SPACE = ParameterSpace([[Parameter("a", "weight", (7,))], [], [Parameter("b", "weight", (4, 5))]])
-FACTS = RoundFacts(0.1, None)
+FACTS = RoundFacts(0.1)
 
 
 @pytest.fixture

@@ -128,12 +128,10 @@ def test_when_the_local_rate_changes_the_gradients_in_the_momentum_stay() -> Non
     """m is in units of gradients: with rates η_k and Δ_k = -η_k g_k the paper's x ← x - η_k m_k comes out."""
     rates, gradients, factor = [0.1, 0.1, 0.02, 0.4], [1.0, -2.0, 3.0, 0.5], 0.9
     rule, state, x, m, expected = ServerHeavyBall(factor), {"server_momentum": np.zeros(1)}, 0.0, 0.0, 0.0
-    before = None
     for rate, gradient in zip(rates, gradients):
-        x += float(rule.step(np.array([-rate * gradient]), state, RoundFacts(rate, before))[0])
+        x += float(rule.step(np.array([-rate * gradient]), state, RoundFacts(rate))[0])
         m = factor * m + gradient
         expected -= rate * m
-        before = rate
         assert x == pytest.approx(expected, rel=1e-12)
 
 

@@ -9,10 +9,37 @@ from edge_runtime.trainer import Received
 from federation.schedule import parse_schedule
 from federation.wire import MODEL
 from tests.laws.world import PROBLEM, START, Fleet, assert_close, model_of
-from tests.oracles import domo
-from tests.oracles.model import times
+from tests.oracles import domo, layerwise
+from tests.oracles.model import copy, times, zeros
 
 STEPS, ROUNDS, RATE = 3, 6, "0.1/4@2,4"
+
+
+def test_a_momentum_that_rests_while_the_rate_changes_means_the_same_afterwards(tmp_path):
+    """m is made of gradients, layer by layer over those who trained it; where nobody did, it stays."""
+    trained = {0: [0, 1, 2], 1: [2], 2: [2], 3: [2]}
+    job = {
+        "num_rounds": 12, "local": {"steps": STEPS, "rate": "0.1/10@6", "rules": []}, "cover": {"rule": "output_side"},
+        "serve": {"rule": "momentum", "factor": 0.8}, "participate": {"count": 2, "balance": False}, "seed": 4,
+    }  # fmt: skip
+    fleet = Fleet(job, tmp_path, dict.fromkeys((1, 2, 3), "weak"))
+    x, m, rested = START, zeros(START), 0
+    for number, each in enumerate(fleet.rounds()):
+        rate = parse_schedule("0.1/10@6").at(number)
+
+        def gradient(device, model, step, first=number * STEPS):
+            return PROBLEM.gradient(device, model, first + step)
+
+        one = layerwise.run(x, gradient, [each.drawn], trained, STEPS, rate)[0]
+        x, m = copy(x), copy(m)
+        for layer, who in enumerate(one.trained_by):
+            for name in x[layer] if who else ():
+                moved = sum(x[layer][name] - one.local[i][layer][name] for i in who) / len(who)
+                m[layer][name] = 0.8 * m[layer][name] + moved / (rate * STEPS)
+                x[layer][name] = x[layer][name] - rate * STEPS * m[layer][name]
+        rested += number == 6 and not one.trained_by[0]
+        assert_close(fleet.model(each.vectors[MODEL]), x)
+    assert rested, "the first layer rests in the round in which the rate changes"
 
 
 class Watching(Fleet):
@@ -41,9 +68,9 @@ def test_the_family_of_domo(tmp_path, method, alpha, rate):
     expected = domo.run(method, START, PROBLEM.gradient, [r.drawn for r in rounds], STEPS, rates, alpha)
     for number, (mine, theirs) in enumerate(zip(rounds, expected)):
         assert_close(fleet.model(mine.vectors[MODEL]), theirs.model)
-        if "server_momentum" in mine.vectors:  # M = −ηP·m
-            moved = times(-rates[number] * STEPS, theirs.server_momentum)
-            assert_close(fleet.model(mine.vectors["server_momentum"]), moved)
+        if "server_momentum" in mine.vectors:  # M = −P·m
+            kept = times(rates[number], fleet.model(mine.vectors["server_momentum"]))
+            assert_close(kept, times(-rates[number] * STEPS, theirs.server_momentum))
         for device in mine.drawn:
             what = fleet.received[number, device].server_momentum
             assert (what is not None) == (method.startswith("domo") and number > 0)

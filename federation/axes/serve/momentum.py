@@ -1,8 +1,8 @@
 """Server momentum: m ← μ·m + mean d, x ← x − αηP·m, the server's half of FedAvgSM, SLM and DOMO.
 
-Xu and Huang, Coordinating Momenta for Cross-silo Federated Learning, AAAI 2022. Updates are Δ = −ηP·d, so the momentum
-is kept as M = −ηP·m, in units of the model: M ← μ·M + mean Δ, x ← x + α·M. If the local rate η changes from one round
-to the next, M is rescaled by the ratio, so that m is what stays. μ = 0 is FedAvg.
+Xu and Huang, Coordinating Momenta for Cross-silo Federated Learning, AAAI 2022. Updates are Δ = −ηP·d, and the momentum
+is kept as M = −P·m, without the local rate η: M ← μ·M + mean Δ/η, x ← x + αη·M. So it means the same after η has
+changed, also where elements were not trained in between. μ = 0 is FedAvg.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class ServerHeavyBall:
         return 0.0
 
     def step(self, move: Doubles, state: Mapping[str, Doubles], facts: RoundFacts) -> Doubles:
-        scale = 1.0 if not facts.rate_before else facts.rate / facts.rate_before
         momentum = state[MOMENTUM]
-        momentum *= self.factor * scale
-        momentum += move
-        return momentum * self.rate
+        distance: Doubles = momentum * (self.factor * facts.rate) + move  # not by way of Δ/η: with μ = 0 this is Δ
+        momentum *= self.factor
+        if facts.rate:  # at the end of a cosine nobody moves
+            momentum += move / facts.rate
+        return distance * self.rate

@@ -19,7 +19,6 @@ class RoundFacts:
     """What a rule may know about a round beside the updates."""
 
     rate: float  # the local learning rate of the round
-    rate_before: float | None = None  # ... of the round before; None: this is the first
 
 
 class ServeRule(Protocol):
