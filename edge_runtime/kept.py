@@ -30,14 +30,14 @@ class KeptFiles:
             return None
         try:
             vectors, about = load_state(path)
-            return Kept(task, about["boundary"], vectors, float(about["walked"]))
+            return Kept(task, about["boundary"], vectors, tuple(map(float, about["walked"].split())))
         except (InputError, KeyError, ValueError) as error:
             log.warning("what was kept of task %s is lost: %s", task, error)
             return None
 
     def save(self, task: str, boundary: str, contribution: Contribution) -> None:
         if contribution.kept:
-            about = {"boundary": boundary, "walked": repr(contribution.walked)}
+            about = {"boundary": boundary, "walked": " ".join(map(repr, contribution.walked))}
             save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
     def tasks(self) -> list[str]:

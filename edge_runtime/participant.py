@@ -69,7 +69,7 @@ class Kept:
     task: str
     boundary: str
     vectors: Mapping[str, Vector]
-    walked: float = 0.0  # sum of the rates of its steps
+    walked: tuple[float, ...] = ()  # of every unit: the sum of the rates of its steps since it was synchronised
 
 
 class Memory(Protocol):
@@ -89,6 +89,7 @@ class Begun:
     received: Received
     own: Kept | None
     lost: bool  # something was kept once, and is gone
+    walked: tuple[float, ...] = ()  # of every unit, until now
     values: Vector | None = None  # DOMO: the server's, as far as the device has them
 
 
@@ -98,7 +99,7 @@ class Contribution:
 
     tracks: dict[str, tuple[Region, Vector]]
     kept: Vectors
-    walked: float
+    walked: tuple[float, ...]
 
     @property
     def bytes(self) -> int:
@@ -117,7 +118,7 @@ def begin(task: Task, manifest: Manifest, server: Server, memory: Memory) -> Beg
         parameters, start.momentum(), start.control(parameters), start.server_momentum(reference), reference
     )
     lost = exchange.last_task is not None and own is None
-    return Begun(task, graph, trained, received, own, lost, start.server_values(reference))
+    return Begun(task, graph, trained, received, own, lost, start.walked, start.server_values(reference))
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,22 @@ class _Start:
         if self.own is None:
             return None
         grown: Vector = np.array(self.own.vectors[CONTROL])
-        if self.task.exchange.last_round == self.task.round - 1 and self.own.walked:
-            weights = self.trained.only("weight").inside(self.graph)
-            distance = (self.own.vectors[LAST] - parameters) / np.float32(self.own.walked)
-            weights.scatter(weights.gather(grown) + weights.gather(distance), grown)
+        exchange, last = self.task.exchange, self.own.vectors[LAST]
+        if exchange.last_round == self.task.round - 1:
+            units = exchange.rule.units(self.manifest.space)
+            for unit, version, walked in zip(units, exchange.changed, self.own.walked, strict=True):
+                if version == self.task.round and walked:
+                    weights = (unit & self.trained).only("weight").inside(self.graph)
+                    distance = (weights.gather(last) - weights.gather(parameters)) / np.float32(walked)
+                    weights.scatter(weights.gather(grown) + distance, grown)
         return grown
+
+    @property
+    def walked(self) -> tuple[float, ...]:
+        """How far the device has gone with what it has of each unit."""
+        exchange = self.task.exchange
+        known = self.own.walked if self.own and self._goes_on(OWN_MODEL) else (0.0,) * len(exchange.changed)
+        return tuple(0.0 if unit in exchange.replaced else walked for unit, walked in enumerate(known))
 
     def server_momentum(self, reference: Vector) -> Vector | None:
         """DOMO: what the server's last step says about its momentum, where it has just moved."""
@@ -275,7 +287,7 @@ def finish(begun: Begun, outcome: Outcome, manifest: Manifest) -> Contribution:
         tracks[CONTROL] = (sent, inside.gather(new - reported))
         inside.scatter(inside.gather(new), reported)
         kept |= {CONTROL: new, REPORTED: reported}
-    return Contribution(tracks, kept, local.rates)
+    return Contribution(tracks, kept, tuple(walked + local.rates for walked in begun.walked))
 
 
 def _control(begun: Begun, outcome: Outcome, update: Vector) -> tuple[Vector, Vector]:

@@ -15,7 +15,7 @@ from federation.errors import DiskFull, InputError
 from federation.space import Vector
 
 
-def contribution(value: float, walked: float = 0.3) -> Contribution:
+def contribution(value: float, walked: tuple[float, ...] = (0.3,)) -> Contribution:
     vectors = {"model": np.full(5, value, np.float32), "momentum": np.arange(5, dtype=np.float32) * value}
     return Contribution({}, vectors, walked)
 
@@ -38,10 +38,10 @@ def check(found: Kept | None, task: str, value: float) -> None:
 
 
 def test_what_is_kept_comes_back(kept: KeptFiles) -> None:
-    kept.save("job-0-1-1", "stem@0.5", contribution(2.0, walked=0.1 + 0.2))
+    kept.save("job-0-1-1", "stem@0.5", contribution(2.0, walked=(0.1 + 0.2, 1e-30)))
     again = KeptFiles(kept.folder)  # after a restart
     check(again.load("job-0-1-1"), "job-0-1-1", 2.0)
-    assert again.load("job-0-1-1").walked == 0.1 + 0.2  # every bit of it
+    assert again.load("job-0-1-1").walked == (0.1 + 0.2, 1e-30)  # every bit of it
 
 
 def test_between_saving_and_the_acknowledgement_both_are_there(kept: KeptFiles) -> None:
