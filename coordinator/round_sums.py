@@ -16,6 +16,7 @@ from federation.exchange import trained_region, units_region
 from federation.manifest import Manifest
 from federation.messages import MOST_STEPS
 from federation.region import Region, Run
+from federation.server_step import CONTROL
 from federation.space import Vector
 from federation.wire import MODEL, CheckedTrack, CheckedUpdate, Layout, Limits, UpdateDecoder, read_blocks, within
 
@@ -74,7 +75,9 @@ class RoundSums:
     def fold(self, checked: CheckedUpdate, body: BufferedIOBase, weight: float, count: int, report: Any) -> None:
         """Add an update, in a body that was checked. The order makes no difference to a single bit."""
         for name, track in checked.tracks.items():
-            self._fold(name, within(track, self.due), body, weight if name == MODEL else 1.0, count, report)
+            # c is the sum of all c_i, so a change of c_i counts once, however often its device was drawn.
+            times = 1 if name == CONTROL else count
+            self._fold(name, within(track, self.due), body, weight if name == MODEL else 1.0, times, report)
 
     def _fold(
         self, name: str, track: CheckedTrack, body: BufferedIOBase, weight: float, count: int, report: Any
@@ -82,12 +85,13 @@ class RoundSums:
         if name not in self.totals:
             self.totals[name] = self._accumulator(name)
         blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)
-        length = 1.0
+        length, squares = 1.0, track.squares
         if name == MODEL:
-            blocks, length = self._clipped(blocks, track.norm), self._length(report)
-        self.totals[name].fold(
-            track.region, blocks, weight * count, track.squares, largest=track.largest, length=length
-        )
+            shortening, length = self._shortening(track.norm), self._length(report)
+            blocks = self._shortened(blocks, shortening)
+            scale = (1.0 if shortening is None else float(shortening)) / length
+            squares = tuple(square * scale**2 for square in squares)  # of what is summed
+        self.totals[name].fold(track.region, blocks, weight * count, squares, largest=track.largest, length=length)
 
     def merge(self, name: str, total: Accumulator) -> None:
         """Add what another process has folded of a track."""
@@ -112,10 +116,14 @@ class RoundSums:
         most = self.draws * self.plan.weigh.weight(bounds.max_samples)
         return Accumulator(self.space, max_value=bounds.max_value, max_weight=max(most, 1.0))
 
-    def _clipped(self, blocks: Iterable[tuple[Run, Vector]], norm: float) -> Iterator[tuple[Run, Vector]]:
-        """The blocks of an update, shortened if it is too long."""
+    def _shortening(self, norm: float) -> np.float32 | None:
+        """The factor for an update that is too long."""
         most = self.plan.combining.clip_norm
-        factor = np.float32(most / norm) if most is not None and norm > most else None
+        return np.float32(most / norm) if most is not None and norm > most else None
+
+    def _shortened(
+        self, blocks: Iterable[tuple[Run, Vector]], factor: np.float32 | None
+    ) -> Iterator[tuple[Run, Vector]]:
         for number, (at, values) in enumerate(blocks):
             if number == 1:
                 self._reached("mid-fold")

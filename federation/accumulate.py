@@ -163,6 +163,11 @@ class Accumulator:
         """Sum of their weights; 0: nobody trained it, and `mean` is zero there."""
         return float(self._mass(layer).weight)
 
+    def length(self, layer: int) -> float:
+        """The mean of the lengths: Σ w·a / Σ w."""
+        mass = self._mass(layer)
+        return float(mass.lengths / mass.weight) if mass.weight else 1.0
+
     def squares(self, layer: int) -> float:
         """Sum of w·|x|² over them, rounded once from the exact sum."""
         return float(self._squares[layer])

@@ -81,12 +81,16 @@ def mean_moves(total: Accumulator, space: ParameterSpace) -> Iterator[Move]:
 
 
 def spread(total: Accumulator, space: ParameterSpace, layer: int) -> float | None:
-    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer, u being the mean; None if nobody trained it."""
-    weight = total.weight(layer)
+    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer that each x_i has, u being the mean; None if nobody trained it.
+
+    Σ w‖x‖² − Σ w·u² over the elements, where Σ w·u² is the sum of w·x times u. FedNova: x_i is as far as the mean
+    length of all would have taken it, and squares are of x/a.
+    """
+    weight, length = total.weight(layer), total.length(layer)
     if not weight:
         return None
-    means = (total.mean(at) for at in _blocks(space, layer, "weight"))
-    return max(0.0, total.squares(layer) / weight - sum(float(np.dot(mean, mean)) for mean in means))
+    common = sum(float(np.dot(total.sum(at), total.mean(at))) for at in _blocks(space, layer, "weight"))
+    return max(0.0, length * (length * total.squares(layer) - common) / weight)
 
 
 def trained_blocks(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, Kind]]:

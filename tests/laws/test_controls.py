@@ -7,6 +7,7 @@ import pytest
 from federation.wire import MODEL
 from tests.laws.world import PROBLEM, START, Fleet, assert_close
 from tests.oracles import scaffold, vrl_sgd
+from tests.oracles.model import copy, mean, minus, plus, zeros
 
 STEPS, RATE, ROUNDS = 4, 0.1, 7
 LOCAL = {"steps": STEPS, "rate": str(RATE)}
@@ -44,3 +45,46 @@ def test_vrl_sgd(tmp_path):
     for device in range(4):  # a device learns the mean with its next task, so it is one round behind
         used = fleet.kept(rounds[-1], device, "control")
         assert_close(used, [{n: -v for n, v in layer.items()} for layer in expected[-2].corrections[device]], CLOSE)
+
+
+def test_a_device_that_was_drawn_twice_has_one_control_variate(tmp_path):
+    """c stays the mean of all c_i; the update of the model counts twice."""
+    job = {
+        "algorithm": "scaffold", "num_rounds": ROUNDS, "local": LOCAL, "serve": {"devices": 4},
+        "participate": {"count": 4, "replacement": True},
+    }  # fmt: skip
+    fleet = Fleet(job, tmp_path)
+    own = {device: zeros(START) for device in range(4)}
+    twice = 0
+    for _ in range(ROUNDS):
+        each = fleet.round()
+        own |= {device: fleet.kept(each, device, "control") for device in each.drawn}
+        twice += len(set(each.drawn)) < 4
+        assert_close(fleet.model(each.vectors["control"]), mean(list(own.values())), CLOSE)
+    assert twice
+
+
+def test_vrl_sgd_with_partial_averaging_divides_by_the_steps_since_a_part_was_averaged(tmp_path):
+    """Δ_i of a part grows, when it is averaged, by (x̂ − x_i)/(Kη) with K the steps since the last time."""
+    parts, rounds = 3, 11
+    rules = [{"rule": "control_variate", "origin": "own"}]
+    job = {
+        "num_rounds": rounds + 1, "local": {"steps": 1, "rate": str(RATE), "rules": rules},
+        "sync": {"rule": "rotating", "parts": parts, "by": "layer"},
+    }  # fmt: skip
+    fleet = Fleet(job, tmp_path)
+    local = {i: copy(START) for i in range(4)}
+    corrections = {i: zeros(START) for i in range(4)}
+    walked = [0] * parts
+    for number in range(rounds):
+        for i in local:
+            local[i] = plus(local[i], -RATE, minus(PROBLEM.gradient(i, local[i], number), corrections[i]))
+        walked = [steps + 1 for steps in walked]
+        part = (number + 1) % parts  # one layer each
+        average = mean(list(local.values()))[part]
+        for i in local:
+            for name, value in average.items():
+                corrections[i][part][name] += (value - local[i][part][name]) / (walked[part] * RATE)
+            local[i][part] = dict(average)
+        walked[part] = 0
+        assert_close([fleet.model(fleet.round().vectors[MODEL])[part]], [average])

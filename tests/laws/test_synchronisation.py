@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from federation.axes.sync import Rotating
+from federation.coverage import coverage
+from federation.exchange import graph_region
 from federation.wire import MODEL
-from tests.laws.world import PROBLEM, START, Fleet, assert_close
+from tests.laws.world import PROBLEM, START, TIERS, Fleet, assert_close
 from tests.oracles import fedlama, partial_averaging
 
 RATE = 0.1
@@ -80,3 +82,52 @@ def test_partial_averaging(tmp_path, parts, by, redistribute):
         for layer, name, first, end in split[theirs.part]:
             one = theirs.local[theirs.cohort[0]][layer][name][first:end]
             np.testing.assert_allclose(found[layer][name][first:end], one, rtol=CLOSE, atol=CLOSE)
+
+
+class Remembering(Fleet):
+    """Remembers the local models of the last round, in the shapes of the whole one, with ones where a device has it."""
+
+    def train(self, devices, tasks, received):
+        outcomes = super().train(devices, tasks, received)
+        for device, task, start, outcome in zip(devices, tasks, received, outcomes):
+            region = graph_region(self.manifest, coverage(self.manifest, task.boundary))
+            moved, has = np.zeros(self.space.size, np.float32), np.zeros(self.space.size, np.float32)
+            region.scatter(outcome.parameters - start.origin, moved)
+            region.scatter(np.ones(region.size, np.float32), has)
+            self.moved[int(device)] = moved.astype(np.float64), has, outcome.report.steps
+        return outcomes
+
+    moved: dict
+
+
+@pytest.mark.parametrize(
+    ("job", "tiers"),
+    [
+        ({"cover": {"rule": "width", "tiers": TIERS}}, {1: "moderate", 2: "weak"}),
+        ({"serve": {"clip_norm": 0.3}}, {}),
+        ({"local": {"epochs": 1, "batch": 4}, "weigh": {"by": "samples", "normalise": True}}, {}),
+    ],
+    ids=["widths", "shortened", "fednova"],
+)
+def test_a_discrepancy_is_of_what_was_averaged(tmp_path, job, tiers):
+    """mean ‖u − x_i‖² over what each device has, as it went into u: shortened, or taken to the mean number of steps."""
+    local = {"rate": str(RATE), "rules": [], "steps": 2, **job.get("local", {})}
+    job = {"num_rounds": 4, "sync": {"rule": "fedlama", "factor": 1}, **job, "local": local}
+    fleet = Remembering(job, tmp_path, tiers)
+    fleet.moved = {}
+    before = np.array(fleet.server.state.vectors[MODEL], np.float64)
+    fleet.round()
+    u = fleet.server.state.vectors[MODEL] - before
+    weights = {i: float(fleet.plan.weigh.weight(PROBLEM.samples[i])) for i in fleet.moved}
+    total = sum(weights.values())
+    steps = sum(weights[i] * fleet.moved[i][2] for i in weights) / total
+    clip, nova = fleet.plan.combining.clip_norm, fleet.plan.weigh.normalise
+    for layer in range(3):
+        where, apart = fleet.space.layer(layer), 0.0
+        for i, (moved, has, own_steps) in fleet.moved.items():
+            short = min(1.0, clip / np.linalg.norm(moved)) if clip else 1.0
+            scaled = moved * short * (steps / own_steps if nova else 1.0)
+            apart += weights[i] * np.sum(((u - scaled) * has)[where] ** 2)
+        expected = apart / total / (fleet.plan.local.steps * (where.stop - where.start))
+        assert fleet.server.state.facts.sync.discrepancies[layer] == pytest.approx(expected, rel=1e-4)
+        assert expected > 0
