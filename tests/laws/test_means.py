@@ -36,7 +36,11 @@ def assert_models(fleet: Fleet, rounds: list[Round], expected: list, tolerance: 
 
 
 @pytest.mark.parametrize("by", ["uniform", "samples"])
-@pytest.mark.parametrize("participate", [{}, {"count": 2}, {"count": 4, "replacement": True}], ids=str)
+@pytest.mark.parametrize(
+    "participate",
+    [{}, {"count": 2}, {"count": 4, "replacement": True}, {"count": 5, "replacement": True, "window": 3}],
+    ids=str,
+)
 def test_fedavg_with_two_rates(tmp_path, by, participate):
     job = {
         "algorithm": "fedavg", "num_rounds": ROUNDS, "local": LOCAL, "weigh": {"by": by}, "serve": {"rate": 1.5},
@@ -50,6 +54,9 @@ def test_fedavg_with_two_rates(tmp_path, by, participate):
     )  # fmt: skip
     if "replacement" in participate:
         assert any(seat.count > 1 for each in rounds for seat in each.seats)
+    window = participate.get("window", 1)
+    for number, each in enumerate(rounds):
+        assert each.drawn == rounds[number - number % window].drawn, "as often in every round of a window"
 
 
 @pytest.mark.parametrize("participate", [{}, {"count": 2, "balance": False}], ids=str)
