@@ -28,5 +28,10 @@ def seats_in_rows(connection: Connection) -> None:
         connection.execute(head, {"job": job, "number": number, "body": json.dumps(round)})
 
 
+def last_update_of_a_device(connection: Connection) -> None:
+    """2 to 3: algorithms with kept state ask for a device's last update before every task."""
+    connection.execute(text("CREATE INDEX updates_of_device ON updates (job, device, round)"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
-MIGRATIONS: tuple[Migration, ...] = (seats_in_rows,)
+MIGRATIONS: tuple[Migration, ...] = (seats_in_rows, last_update_of_a_device)

@@ -86,7 +86,10 @@ class UpdateRow(Base):
     weight: Mapped[float]
     report: Mapped[dict[str, Any]]
     arrived_at: Mapped[float]
-    __table_args__ = (Index("updates_of_round", "job", "round"),)
+    __table_args__ = (
+        Index("updates_of_round", "job", "round"),
+        Index("updates_of_device", "job", "device", "round"),
+    )
 
 
 class MetricRow(Base):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,11 @@ from sqlalchemy import Connection, create_engine, inspect, select, text
 
 from coordinator.store import database
 from coordinator.store.database import SCHEMA_VERSION, Sessions, open_database, sqlite_url
+from coordinator.store.files import Files
 from coordinator.store.migrations import MIGRATIONS
 from coordinator.store.schema import MetaRow
 from federation.errors import InputError
+from federation.manifest import read_manifest
 from tests.coordinator.harness import World
 
 
@@ -112,6 +117,7 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         body = text("UPDATE rounds SET body = :body")
         connection.execute(body, {"body": json.dumps(before["body"])})
         connection.execute(text("DROP TABLE seats"))
+        connection.execute(text("DROP INDEX updates_of_device"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
     world.begin()
@@ -123,3 +129,51 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         assert world.state(job)["version"] == 1
     finally:
         world.end()
+
+
+SCHEMA_2 = Path(__file__).parent / "schema2"  # written by the program of then; `expected` is what it led to there
+
+
+class Found(World):
+    """A directory that another program left behind."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.now, self.reached = root, 1_000_000.0, lambda point: None
+        self.files = Files(root)
+        (bundle,) = (root / "bundles").iterdir()
+        self.bundle, self.manifest = bundle.name, read_manifest(bundle)
+        self.begin()
+
+
+def test_a_job_of_the_second_schema_goes_on(tmp_path: Path) -> None:
+    """In the middle of the second of three rounds, one body of three in the spool; rounds had no facts then."""
+    root = Path(shutil.copytree(SCHEMA_2, tmp_path / "served"))
+    with closing(sqlite3.connect(root / "coordinator.db")) as old:
+        old.executescript((root / "coordinator.sql").read_text())
+    world = Found(root)
+    try:
+        assert version_of(world.sessions) == str(SCHEMA_VERSION)
+        with engine_of(world.sessions).connect() as connection:
+            assert "updates_of_device" in {index["name"] for index in inspect(connection).get_indexes("updates")}
+        (job,) = world.coordinator.jobs()
+        names = {row["name"]: row["id"] for row in world.coordinator.devices()}
+        samples = {names[name]: number for number, name in enumerate("abc", 1)}
+        while world.state(job["id"])["state"] == "running":
+            offers = world.offers(list(samples))
+            assert offers
+            for device, offer in offers.items():
+                world.send(device, offer, samples=samples[device])
+            world.settle()
+        assert world.state(job["id"])["version"] == 3
+        assert world.files.version(job["id"], 3).read_bytes() == (root / "expected.safetensors").read_bytes()
+    finally:
+        world.end()
+
+
+def test_the_last_update_of_a_device_is_found_by_an_index(url: str) -> None:
+    sessions = open_database(url)
+    with engine_of(sessions).connect() as connection:
+        asked = "SELECT task FROM updates WHERE job = 'j' AND device = 'd' AND round < 9 ORDER BY round DESC LIMIT 1"
+        steps = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {asked}"))]
+    assert steps == ["SEARCH updates USING INDEX updates_of_device (job=? AND device=? AND round<?)"]
+    engine_of(sessions).dispose()
