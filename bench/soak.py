@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.fleet_processes import served_at
 from coordinator.admin_client import AdminClient
-from coordinator.aggregate import forget_version, open_version, write_version
+from coordinator.aggregate import forget_versions, open_version, write_version
 from coordinator.plan import plan_from, plan_to
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
@@ -142,7 +142,7 @@ def check(root: Path, job: str) -> dict[str, Any]:
         before = open_version(again, job, version, space, ())
         changes = server_step(Average(), mean_moves(total, space), before, RoundFacts(rate=0.05))
         write_version(again, job, version, space, (), changes)
-        forget_version(again, job, version)
+        forget_versions(again, job, before=version + 1)
     found, expected = (files.version(job, len(rows)) for files in (Files(root), again))
     assert found.read_bytes() == expected.read_bytes(), "the weights are not what the rounds add up to"
     return {"rounds": len(rows), "adds_up": True, "slots": dict(states)}

@@ -95,6 +95,8 @@ def _places(space: ParameterSpace, state: ParameterSpace) -> dict[str, int]:
     return {MODEL: len(header(space)), **{p.name: state_start + 4 * state.slice_of(p.name).start for p in state}}
 
 
-def forget_version(files: Files, job: str, version: int) -> None:
-    for path in (files.version(job, version), files.state(job, version)):
-        Path(path).unlink(missing_ok=True)
+def forget_versions(files: Files, job: str, before: int) -> None:
+    """All older ones, also one that was left over when the process was killed."""
+    for path in files.version(job, 0).parent.glob("*"):
+        if path.suffix in (".safetensors", ".state") and path.stem.isdigit() and int(path.stem) < before:
+            path.unlink(missing_ok=True)

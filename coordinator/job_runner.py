@@ -193,6 +193,11 @@ class JobRunner:
         mine = select(UpdateRow).where(UpdateRow.job == self.id, UpdateRow.round == self.round.number - before)
         return list(session.scalars(mine.order_by(UpdateRow.slot)))
 
+    def needed(self, session: Session) -> list[UpdateRow]:
+        """The updates whose bodies are of use: those of this round, and those that it goes on from."""
+        handed_on = self.round is not None and self.hands_on(self.round.number)
+        return [*self.updates(session), *(self.updates(session, before=1) if handed_on else ())]
+
 
 def _cohort(round: rounds.Round) -> cohort.Cohort | None:
     """Who took part, for the next round of a window."""

@@ -23,7 +23,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator import rounds
-from coordinator.aggregate import first_state, forget_version
+from coordinator.aggregate import first_state, forget_versions
 from coordinator.bell import Bell
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
@@ -79,14 +79,12 @@ class JobKeeper(Views):
             outage = max(0.0, self.clock() - max((at for at in alive if at is not None), default=self.clock()))
             for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED) | JobRow.id.in_(closing))):
                 self._recover(session, row, outage)
-            needed = {
-                self._body(update)
-                for runner in self._runners.values()
-                for before in range(2 if runner.round and runner.hands_on(runner.round.number) else 1)
-                for update in runner.updates(session, before)
-            }
+            needed = {self._body(update) for runner in self._runners.values() for update in runner.needed(session)}
+            versions = session.execute(select(JobRow.id, JobRow.version)).all()
         for path in self.files.spooled() - needed:  # never acknowledged, so the device sends it again; or done with
             path.unlink(missing_ok=True)
+        for job, version in versions:
+            forget_versions(self.files, job, before=version - 1)
         self._evaluate_again()
 
     def release(self) -> None:
@@ -277,11 +275,12 @@ class JobKeeper(Views):
                 runner.open(session, number + 1, self._now(runner))
                 self._then.append(partial(runner.summing.go_on, facts))
             self._then.append(self.bell.ring)
+        self._reached("after-commit")
         try:  # what follows can fail without harm
             self._evaluate(runner, job)
-            done += [] if runner.hands_on(number + 1) else updates
+            done += updates if job.state in FINISHED or not runner.hands_on(number + 1) else []
             _remove([self._body(update) for update in done])
-            forget_version(self.files, runner.id, job.version - 2)
+            forget_versions(self.files, runner.id, before=job.version - 1)
         except OSError:
             log.exception("job %s: after version %s", runner.id, job.version)
 
@@ -322,7 +321,7 @@ class JobKeeper(Views):
         if job.state not in FINISHED:
             job.state, job.message = "failed", why
             runner.note("JobState", {"state": "failed", "message": why}, self.clock())
-        bodies = [self._body(update) for update in runner.updates(session)]
+        bodies = [self._body(update) for update in runner.needed(session)]
         self._then.append(lambda: self._forget(runner))
         self._then.append(lambda: self._work.put(lambda: _remove(bodies)))  # behind what is being folded
 

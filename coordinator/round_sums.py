@@ -125,6 +125,6 @@ class RoundSums:
         self, blocks: Iterable[tuple[Run, Vector]], factor: np.float32 | None
     ) -> Iterator[tuple[Run, Vector]]:
         for number, (at, values) in enumerate(blocks):
-            if number == 1:
-                self._reached("mid-fold")
             yield at, values if factor is None else values * factor
+            if number == 0:  # it is in the sums, what follows is not
+                self._reached("mid-fold")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregate import first_state, forget_version, open_version, stored_version, write_version
+from coordinator.aggregate import first_state, forget_versions, open_version, stored_version, write_version
 from coordinator.store.files import Files
 from federation import server_step as stepping
 from federation.accumulate import Accumulator
@@ -112,7 +112,7 @@ def test_the_state_is_beside_the_weights_and_goes_with_them(files: Files) -> Non
     for name, vector in stored_version(files, "job", 1, SPACE, vectors).items():
         np.testing.assert_array_equal(np.concatenate([vector[slice(0, 4)], vector[slice(4, 27)]]), new[name])
     assert names(files) == ["0.safetensors", "0.state", "1.safetensors", "1.state"]
-    forget_version(files, "job", 0)
+    forget_versions(files, "job", before=1)
     assert names(files) == ["1.safetensors", "1.state"]
 
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.simulate.run import open_job
-from tests.end_to_end.fleet import Fleet, at_work, job_text
+from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text
 from tests.live_server import live_server
 
 WriteJob = Callable[[str], Path]
@@ -44,8 +44,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, write_job: WriteJob) -> Iter
     """`embrace serve` and five agents, which work from job to job."""
     folder = tmp_path_factory.mktemp("fleet")
     scene = open_job(write_job(job_text("fedavg")), {}, None)
-    with (
-        live_server(folder / "server", requests_per_second=10_000) as server,
-        at_work(Fleet(server, scene, folder)) as found,
-    ):
-        yield found
+    with live_server(folder / "server", requests_per_second=10_000) as server:
+        tokens = enrol(server.url, server.enrolment, scene)
+        with at_work(Fleet(server.url, server.admin, tokens, scene, folder)) as found:
+            yield found

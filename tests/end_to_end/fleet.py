@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bench.simulate.pool import Arrays, Job
 from bench.simulate.pool import Plan as WorkPlan
 from bench.simulate.run import Options, Simulation, open_job
-from bench.simulate.scene import Scene
+from bench.simulate.scene import Scene, SimulatedDevice
 from coordinator.admin_client import AdminClient
 from edge_runtime.agent import Agent, Device
 from edge_runtime.client import Client
@@ -29,7 +29,6 @@ from federation.manifest import read_manifest
 from federation.messages import Report
 from federation.space import Vector
 from federation.weights import map_weights
-from tests.live_server import LiveServer
 
 SEED = 3
 PATIENCE = 120.0  # seconds until a job that should be done is given up
@@ -130,28 +129,46 @@ class RealDevice:
             assert not self.thread.is_alive()
 
 
+def write_device(scene: Scene, device: SimulatedDevice, folder: Path) -> Device:
+    """What a simulated device has, for a real one."""
+    data = folder / f"{device.name}.npz"
+    np.savez(data, x=scene.data.x_train[device.numbers], y=scene.data.y_train[device.numbers])
+    return device_of(folder, device.name, device.profile.tier)
+
+
+def device_of(folder: Path | str, name: str, tier: str | None) -> Device:
+    """A device whose data is there."""
+    data, work = Path(folder) / f"{name}.npz", Path(folder) / name
+    return Device(str(data), work, tier=tier, engine="portable", settings=Settings(threads=1))
+
+
+def make_agent(url: str, token: str, device: Device, client: type[Client] = Client) -> Agent:
+    """An agent that rides out whatever happens to the server, without long pauses."""
+    return Agent(client(url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1))), device)
+
+
+def enrol(url: str, enrolment: str, scene: Scene) -> dict[str, str]:
+    """The devices of a scene; their tokens by name."""
+    client, tokens = Client(url, enrolment), {}
+    for device in scene.devices:
+        own, tokens[device.name] = client.enrol(device.name, {"tier": device.profile.tier})
+        assert own == device.id
+    client.close()
+    return tokens
+
+
 class Fleet:
     """A coordinator's devices, and its administrator."""
 
-    def __init__(self, server: LiveServer, scene: Scene, folder: Path) -> None:
-        self.admin, self.folder, self.bundle = AdminClient(server.url, server.admin), folder, scene.bundle
+    def __init__(self, url: str, admin: str, tokens: dict[str, str], scene: Scene, folder: Path) -> None:
+        """Of devices that are enrolled; `tokens` by name. Everything of theirs goes into the folder."""
+        self.admin, self.folder, self.bundle, self.tokens = AdminClient(url, admin), folder, scene.bundle, tokens
         self.devices: dict[str, RealDevice] = {}
+        folder.mkdir(parents=True, exist_ok=True)
         for device in scene.devices:
-            data = folder / f"{device.name}.npz"
-            np.savez(data, x=scene.data.x_train[device.numbers], y=scene.data.y_train[device.numbers])
-            self.enrol(server, device.name, device.profile.tier, data)
-            assert self.devices[device.name].id == device.id
-
-    def enrol(self, server: LiveServer, name: str, tier: str | None, data: Path) -> RealDevice:
-        enrolling = Client(server.url, server.enrolment)
-        own, token = enrolling.enrol(name, {"tier": tier})
-        enrolling.close()
-        client = Client(server.url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
-        device = Device(str(data), self.folder / name, tier=tier, engine="portable", settings=Settings(threads=1))
-        made = RealDevice(name, own, Agent(client, device))
-        made.agent.on_report = made.reports.append
-        self.devices[name] = made
-        return made
+            agent = make_agent(url, tokens[device.name], write_device(scene, device, folder))
+            self.devices[device.name] = RealDevice(device.name, device.id, agent)
+            agent.on_report = self.devices[device.name].reports.append
 
     def run(self, file: Path) -> Vector:
         """A job to its end; the weights that came of it."""
