@@ -176,20 +176,28 @@ def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
 def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, samples: bool = False) -> Any:
     """The rounds that are over, and the one that is not. Round n makes version n + 1."""
     known = next((name for name in ("accuracy", "mean_loss") if any(name in row for row in scores.values())), None)
+    in_parts = any("parts" in row["summary"] for row in rounds)
     rows = []
     for row in rounds:
         told, took = row["summary"], (row["closed_at"] or time.time()) - row["opened_at"]
         cells = [row["number"], row["state"], told.get("updates", "–")]
         cells += [told.get("samples", "–")] if samples else []
+        cells += [_parts(told)] if in_parts else []
         cells.append(_loss(told.get("loss")))
         if known:
             value = scores.get(row["number"] + 1, {}).get(known) if row["state"] == "committed" else None
             cells.append("–" if value is None else f"{value:.1%}" if known == "accuracy" else f"{value:.4f}")
         received = show.size(told["bytes_up"]) if "bytes_up" in told else "–"
         rows.append((*cells, received, f"{max(0.0, took):.1f}"))
-    columns = ["round", "state", "updates", *(["samples"] if samples else []), "training loss"]
+    columns = ["round", "state", "updates", *(["samples"] if samples else [])]
+    columns += [*(["parts averaged"] if in_parts else []), "training loss"]
     columns += [known.replace("_", " ")] if known else []
     return show.table("rounds", (*columns, "received", "seconds"), rows, left=2)
+
+
+def _parts(told: Mapping[str, Any]) -> str:
+    """How much of the model a round synchronised: FedLAMA's layers, or parts that take turns."""
+    return f"{len(told['parts'])} of {len(told['facts']['sync']['changed'])}" if "parts" in told else "–"
 
 
 def _loss(value: float | None) -> str:

@@ -17,6 +17,7 @@ from federation.algorithm import Facts
 from federation.axes.serve import RoundFacts
 from federation.axes.sync import first_facts
 from federation.decode import decode
+from federation.exchange import units_region
 from federation.manifest import Manifest
 from federation.server_step import Move, mean_moves
 from federation.wire import MODEL, CheckedTrack, CheckedUpdate, UpdateDecoder, within
@@ -99,8 +100,19 @@ class Summing:
             "samples": sum(row.samples for row in updates),
             "bytes_up": sum(row.bytes for row in updates),
             "loss": _mean([row.report.get("loss") for row in updates]),
+            "lost_state": sum(row.report.get("lost_state") is True for row in updates),
             "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
+            **self._synchronised(updates[0].round, names),
         }
+
+    def _synchronised(self, number: int, names: list[str]) -> dict[str, Any]:
+        """Of a model that is synchronised in parts: which of them, by number, and the layers in which they lie."""
+        sync, known = self.plan.choices.sync, self.facts.sync
+        if len(known.changed) == 1:
+            return {}
+        due = sync.due(self.plan.when(number), known)
+        region = units_region(sync, self.space, due)
+        return {"parts": list(due), "synchronised": [name for i, name in enumerate(names) if region.layers[i]]}
 
 
 def _sharing(track: CheckedTrack, last: CheckedTrack) -> CheckedTrack:

@@ -28,11 +28,13 @@ FINISHED = ("stopped", "done", "failed")
 EVENTS_AT_ONCE = 500
 UPDATES_AT_ONCE = 500
 
-ROUND_COLUMNS = ("number", "state", "opened_at", "closed_at", "seconds", "updates", "samples", "bytes_up", "loss")
+ROUND_COLUMNS = (
+    "number", "state", "opened_at", "closed_at", "seconds", "updates", "samples", "bytes_up", "loss", "lost_state",
+)  # fmt: skip
 METRIC_COLUMNS = ("version", "name", "value", "at")
 # Of an update, then of its report; the parts of the time as in docs/edge.md.
 TIMING_COLUMNS = (
-    "round", "slot", "device", "boundary", "engine", "samples", "bytes", "arrived_at",
+    "round", "slot", "device", "boundary", "engine", "samples", "bytes", "arrived_at", "lost_state",
     "wall", "download", "hidden_download", "load", "forward", "activation_io", "training", "training_forward",
     "backward", "optimiser", "state", "evaluation", "other",
 )  # fmt: skip
@@ -63,6 +65,13 @@ class Views:
             mine = select(SeatRow.body).where(SeatRow.job == job, SeatRow.round == last.number)
             slots = list(session.scalars(mine.order_by(SeatRow.number)))
             return {**_columns(row), "round": {**_columns(last), "body": {**last.body, "slots": slots}}}
+
+    def job_state(self, job: str) -> str:
+        with self.sessions() as session:
+            state = session.scalar(select(JobRow.state).where(JobRow.id == job))
+        if state is None:
+            raise NotFound(f"there is no job {job!r}")
+        return state
 
     def rounds(self, job: str) -> list[dict[str, Any]]:
         self.job(job)
@@ -217,7 +226,7 @@ def _timing(row: UpdateRow) -> dict[str, Any]:
     seconds = {name: told[name] for name in TIMING_COLUMNS if _is_number(told.get(name))}
     own = {name: getattr(row, name) for name in ("round", "slot", "device", "samples", "bytes", "arrived_at")}
     words = {name: str(row.report.get(name) or "")[:200] for name in ("boundary", "engine")}
-    return {**own, **words, "seconds": seconds}
+    return {**own, **words, "lost_state": row.report.get("lost_state") is True, "seconds": seconds}
 
 
 def _is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RUNTIME, Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
-from edge_runtime.kept import KeptFiles
+from edge_runtime.kept import KeptFiles, forget_finished
 from edge_runtime.memory import current_memory
 from edge_runtime.participant import begin, finish
 from edge_runtime.remote import RemoteBundle, RemoteServer, RemoteSource
@@ -70,6 +70,7 @@ class Agent:
     ) -> None:
         self.client, self.device, self.progress, self.on_report = client, device, progress, on_report
         self._loaded: dict[str, _Loaded] = {}
+        self._begun: set[str] = set()  # jobs
 
     def run(
         self, *, most_tasks: int | None = None, wait: float = 30.0, until: Callable[[], bool] = lambda: False
@@ -118,7 +119,7 @@ class Agent:
             for graph in covered.graphs:
                 loaded.bundle.training_files(graph, engine)
             before = loaded.bundle.received
-            kept = KeptFiles(self.device.work / "kept" / offer.job)
+            kept = self._kept(offer.job)
             begun = begin(task, manifest, RemoteServer(loaded.bundle, offer, task.exchange), kept)
         loaded.trainer.engine = engine
         loaded.trainer.source = RemoteSource(loaded.bundle, offer)
@@ -138,6 +139,14 @@ class Agent:
             self.client.send_update(offer.id, lambda: encode(contribution.tracks), report)
         kept.acknowledged(offer.id)
         return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
+
+    def _kept(self, job: str) -> KeptFiles:
+        """What is kept of a job. When one begins, what is left of those that are over goes."""
+        folder = self.device.work / "kept"
+        if job not in self._begun:
+            forget_finished(folder, self.client, besides=job)
+            self._begun.add(job)
+        return KeptFiles(folder / job)
 
     def _load(self, offer: TaskOffer, task: Task) -> _Loaded:
         known = self._loaded.get(offer.bundle)

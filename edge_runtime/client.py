@@ -111,6 +111,10 @@ class Client:
         answer = self._call("POST", "/v1/tasks/next", params={"wait": wait})
         return None if answer.status_code == 204 else TaskOffer(**answer.json())
 
+    def job_state(self, job: str) -> str:
+        """running, paused, or how it ended."""
+        return str(self._call("GET", f"/v1/jobs/{job}/state").json()["state"])
+
     def manifest(self, bundle: str) -> bytes:
         found = self._call("GET", f"/v1/bundles/{bundle}/manifest").content
         if hashlib.sha256(found).hexdigest() != bundle:

@@ -7,14 +7,18 @@ whenever the device dies, the file of the last task that counts is there; the co
 from __future__ import annotations
 
 import logging
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
+from edge_runtime.client import Client, Declined
 from edge_runtime.participant import Contribution, Kept
 from edge_runtime.state import load_state, save_state
 from federation.errors import InputError
 from federation.identity import is_plain
 
 log = logging.getLogger("embrace.agent")
+OVER = ("stopped", "done", "failed")  # states of a job that does not go on
 _SUFFIX = ".kept"
 
 
@@ -52,3 +56,11 @@ class KeptFiles:
 
     def _path(self, task: str) -> Path:
         return self.folder / f"{task}{_SUFFIX}"
+
+
+def forget_finished(folder: Path, client: Client, besides: str) -> None:
+    """Remove the folders of jobs that are over. Those that this coordinator does not know may be another's."""
+    for other in folder.glob("*"):
+        with suppress(Declined):
+            if other.name != besides and is_plain(other.name) and client.job_state(other.name) in OVER:
+                shutil.rmtree(other, ignore_errors=True)

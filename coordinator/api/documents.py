@@ -108,6 +108,10 @@ class JobCreated(Document):
     id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
 
 
+class JobState(Document):
+    state: Annotated[str, Field(description="running, paused, stopped, done or failed", examples=["running"])]
+
+
 class JobDocument(Document):
     """A job, and in `round` the round that is open or was the last."""
 
@@ -144,6 +148,7 @@ class TimingDocument(Document):
     samples: int
     bytes: Annotated[int, Field(description="Of the update's body.")]
     arrived_at: Annotated[float, Field(description="seconds since 1970")]
+    lost_state: Annotated[bool, Field(description="What it had kept was gone; it went on from the server's values.")]
     seconds: Annotated[
         dict[str, float],
         Field(description="By part: docs/edge.md.", examples=[{"wall": 2.1, "forward": 0.4, "training": 1.2}]),

@@ -1,4 +1,5 @@
-"""What devices need of some algorithms beside the weights: a part of a vector, and somebody else's local model."""
+"""What devices need of some algorithms beside the weights: a part of a vector, somebody else's local model, and
+whether what they keep is of use."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Service
+from coordinator.api.documents import JobState
 from coordinator.api.limits import paced
 from coordinator.api.openapi import BINARY_ANSWER, problems
 from federation.wire import encode
@@ -37,6 +39,12 @@ def get_part(
     region, vector = service.part(job, version, name, boundary, unit)
     body = (bytes(piece) for piece in encode({name: (region, vector)}))
     return StreamingResponse(body, media_type="application/octet-stream")
+
+
+@router.get("/jobs/{job}/state", summary="How a job stands", responses=problems(404))
+def get_state(job: str, device: Device, service: Service) -> JobState:
+    """Devices remove what they kept of a job that is over."""
+    return JobState(state=service.job_state(job))
 
 
 @router.get(

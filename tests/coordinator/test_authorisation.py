@@ -59,6 +59,7 @@ ROUTES: dict[str, tuple[str, Example]] = {
         "device",
         lambda c: (f"/v1/jobs/{c.job}/versions/0/parts/model?boundary=stem&unit=0", {}),
     ),
+    "GET /v1/jobs/{job}/state": ("device", lambda c: (f"/v1/jobs/{c.job}/state", {})),
     "GET /v1/tasks/{task}/inherited": ("device", lambda c: (f"/v1/tasks/{c.inheriting}/inherited", {})),
     "POST /v1/enrolments": ("admin", lambda c: ("/v1/enrolments", {"json": {}})),
     "GET /v1/devices": ("admin", lambda c: ("/v1/devices", {})),
