@@ -33,6 +33,7 @@ JOBS = {
 }
 UPDATES = {"domo": 5, "scaffold": 5, "fedlama": 5, "partial_averaging": 3}  # of a round
 LATE = {"domo": 2, "scaffold": 2, "fedlama": 2, "partial_averaging": 20}  # the round in which it is killed
+FOLDED = {"partial_averaging": 50}  # before that round; a device that does not train the part that is due has no block
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def points(name: str) -> list[tuple[str, str, int]]:
         (name, "after-spool", late * updates + 1),
         (name, "after-record", late * updates + 2),
         (name, "after-record", late * updates),  # the last of a round
-        (name, "mid-fold", late * updates + 1),
+        (name, "mid-fold", FOLDED.get(name, late * updates) + 1),
         (name, "mid-commit", late),
         (name, "after-commit", late),
     ]
