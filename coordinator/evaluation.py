@@ -26,6 +26,7 @@ class Evaluation:
     bundle: Path
     weights: Path
     data: str
+    statistics: str = "global"  # of batch norm
 
 
 class Evaluations:
@@ -57,6 +58,7 @@ class Evaluations:
     @staticmethod
     def _score(request: Evaluation) -> dict[str, Any]:
         given = {"bundle": str(request.bundle), "weights": str(request.weights), "data": request.data}
+        given["statistics"] = request.statistics
         command = [sys.executable, "-m", "edge_runtime.evaluate_version"]
         answer = subprocess.run(
             command, input=json.dumps(given), capture_output=True, text=True, timeout=LONGEST, check=False,

@@ -29,7 +29,7 @@ from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
 from coordinator.job_runner import JobRunner
-from coordinator.plan import Plan, plan_from, plan_to
+from coordinator.plan import Evaluate, Plan, plan_from, plan_to
 from coordinator.round_sums import Reached
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
@@ -292,7 +292,8 @@ class JobKeeper(Views):
             own = version.with_suffix(".evaluated")
             own.unlink(missing_ok=True)
             own.hardlink_to(version)
-            request = Evaluation(job.id, job.version, self.files.bundle(job.bundle), own, wanted.data)
+            bundle = self.files.bundle(job.bundle)
+            request = Evaluation(job.id, job.version, bundle, own, wanted.data, wanted.statistics)
             self._evaluations.put(request)
 
     def _evaluate_again(self) -> None:
@@ -300,9 +301,10 @@ class JobKeeper(Views):
         for job, version, own in self.files.unscored():
             with self.sessions() as session:
                 row = session.get(JobRow, job)
-            data = plan_from(row.plan).evaluate.data if row else None
-            if row is not None and data is not None:
-                self._evaluations.put(Evaluation(job, version, self.files.bundle(row.bundle), own, data))
+            wanted = plan_from(row.plan).evaluate if row else Evaluate()
+            if row is not None and wanted.data is not None:
+                bundle = self.files.bundle(row.bundle)
+                self._evaluations.put(Evaluation(job, version, bundle, own, wanted.data, wanted.statistics))
 
     def _scored(self, request: Evaluation, found: dict[str, Any]) -> None:
         now = self.clock()

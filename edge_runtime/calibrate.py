@@ -6,15 +6,25 @@ nobody tracks them, and they are computed once, before the model is used. Here f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.data import Samples, shuffled
 from edge_runtime.engine.engine import GradientStep
 from federation.axes.local import runs
 from federation.space import ParameterSpace, Vector
+
+SAMPLES, BATCH = 1024, 128  # that are enough for statistics
+
+
+def batches_of(samples: Samples, seed: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """A few batches of some data, the same each time."""
+    order = shuffled(len(samples), seed, 0)[:SAMPLES]
+    for start in range(0, len(order), BATCH):
+        yield samples.batch(order[start : start + BATCH])
 
 
 def calibrated(

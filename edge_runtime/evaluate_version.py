@@ -10,7 +10,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.data import load_samples
+from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.session import Settings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
@@ -21,13 +23,16 @@ from federation.weights import map_weights
 
 
 def main() -> None:
-    """A request on standard input: bundle, weights, data; a score on standard output."""
+    """A request on standard input: bundle, weights, data, statistics; a score on standard output."""
     request = json.load(sys.stdin)
     directory = Path(request["bundle"])
     try:
         manifest = read_manifest(directory)
         samples = load_samples(request["data"], manifest)
         weights = map_weights(Path(request["weights"]), manifest.space)
+        if request["statistics"] == "static":
+            step = open_step(directory, manifest, manifest.whole)
+            weights = calibrated(step, manifest.space, weights, batches_of(samples))
         source = BundleSource(directory, manifest)
         evaluator = Evaluator(directory, source, 0, samples, settings=Settings(), plan=ForwardPlan())
         found = evaluator.score(weights)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from bench.simulate.ready import ReadySamples
 from bench.simulate.similarity import Similarity
 from bench.simulate.torch_engine import GlobalSource, TorchEngine
 from coordinator.plan import plan_from
-from edge_runtime.calibrate import calibrated
+from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.engine import GradientStep
 from edge_runtime.engine.session import Settings
@@ -42,8 +42,6 @@ from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
 from federation.wire import MODEL
-
-CALIBRATION, CALIBRATION_BATCH = 1024, 128  # samples for static batch norm
 
 
 def layouts(manifest: Manifest, arrays: Mapping[str, Any], vectors: int, tracks: int) -> tuple[Any, Any]:
@@ -97,15 +95,12 @@ class _Worker:
         weights = self.vectors[MODEL]
         if self._plan.evaluate.statistics == "static":
             step = self._engine.open_step(self.manifest.whole)
-            weights = calibrated(step, self.manifest.space, weights, self._calibration())
+            weights = calibrated(step, self.manifest.space, weights, batches_of(self._of_all_devices()))  # type: ignore[arg-type]
         return self._engine.score(ReadySamples(inputs, labels, np.arange(start, stop), "the test data"), weights)
 
-    def _calibration(self) -> Iterator[tuple[Any, Any]]:
-        """A few batches of all devices' data."""
-        order = np.random.default_rng(0).permutation(len(self.shared["inputs"]))
-        for start in range(0, min(CALIBRATION, len(order)), CALIBRATION_BATCH):
-            rows = order[start : start + CALIBRATION_BATCH]
-            yield self.shared["inputs"][rows], self.shared["labels"][rows]
+    def _of_all_devices(self) -> ReadySamples:
+        inputs = self.shared["inputs"]
+        return ReadySamples(inputs, self.shared["labels"], np.arange(len(inputs)), "the training data")
 
 
 class _Torch:
