@@ -64,11 +64,11 @@ def _full() -> Setting:
 
 
 def _short() -> Setting:
-    fleet = {"dataset": "fashion_mnist", "samples": 8000, "test_samples": 2000}
+    fleet = {"dataset": "fashion_mnist", "samples": 4000, "test_samples": 2000}
     return Setting(
-        f"8,000 samples of Fashion-MNIST, two hidden layers of 100, {_SHARED}30 rounds of 16 steps, a constant rate. "
+        f"4,000 samples of Fashion-MNIST, two hidden layers of 50, {_SHARED}30 rounds of 8 steps, a constant rate. "
         + _OTHER_DATA,
-        _rows("mnist_2nn@0.5", 16, 30, fleet, SIMILARITIES),
+        _rows("mnist_2nn@0.25", 8, 30, fleet, SIMILARITIES),
         ("0.4", "0.1", "0.03", "0.01"),
     )
 

@@ -56,10 +56,9 @@ def _short() -> Setting:
     }  # fmt: skip
     return Setting(
         "FEMNIST, 32 devices of two writers, 8 of them in every window, batch 32, the CNN with an eighth of its "
-        "channels, 400 local steps; every row is scored after each 40 of them.",
-        _rows("femnist_cnn@0.125", 400, "0.04", fleet, 0.25, 32),
-        ("0.04", "0.15", "0.5"),
-        tuning_share=0.5,
+        "channels, 1,000 local steps; every row is scored after each 40 of them.",
+        _rows("femnist_cnn@0.125", 1000, "0.04", fleet, 0.25, 32),
+        ("0.1", "0.2", "0.4"),
     )
 
 

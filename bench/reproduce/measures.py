@@ -8,6 +8,7 @@ import numpy as np
 
 from bench.runs import Run
 
+MEBIBYTE = 1 << 20  # what the papers call MB
 LAST = 3  # scores over which the accuracy at the end is a mean: single rounds are noisy
 
 
@@ -39,7 +40,7 @@ def rounds_to(target: float) -> Callable[[Run], float | None]:
     return measure
 
 
-def megabytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
+def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
     """What one worker of each round has sent and received until an accuracy."""
 
     def measure(run: Run) -> float | None:
@@ -47,14 +48,14 @@ def megabytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
         if not good.any():
             return None
         rows = run.rows[: int(good.argmax()) + 1]
-        return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / 1e6
+        return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / MEBIBYTE
 
     return measure
 
 
-def megabytes_per_worker(run: Run) -> float | None:
+def mebibytes_per_worker(run: Run) -> float | None:
     """Of a round."""
-    return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rows) / len(run.rows) / 1e6
+    return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rows) / len(run.rows) / MEBIBYTE
 
 
 def bytes_up(run: Run) -> float | None:

@@ -67,21 +67,18 @@ def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str
 
 def markdown(data: dict[str, Any], columns: Sequence[Column]) -> str:
     """The report as a page; `columns` are the table's."""
-    head = (f"# {data['table']}, {data['scale']}", data["tests"], f"*{data['paper']}*", data["setting"])
-    lines = [line for text in head for line in (text, "")]
+    head = (f"# {data['table']}, {data['scale']}", data["tests"], f"*{data['paper']}*")
+    return "".join(f"{text}\n\n" for text in head) + body(data, columns)
+
+
+def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
+    """Setting, table and verdicts."""
+    lines = [data["setting"], ""]
     if data["rates"]:
         lines += [f"Rates tried for every row alike: {', '.join(data['rates'])}.", ""]
-    rows = [row for row in data["rows"] if row["in_table"]]
-    shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
-    with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]
-    heads = ["", *(c.name for c in shown), *(f"paper: {c.name}" for c in with_paper)]
-    heads += ["rate"] if data["rates"] else []
-    lines += [_cells(heads), _cells(["---", *["---:"] * (len(heads) - 1)])]
-    for row in rows:
-        cells = [row["label"], *(_measured(row, c, len(data["seeds"])) for c in shown)]
-        cells += [_published(row["figures"][c.name]["published"]) for c in with_paper]
-        lines.append(_cells([*cells, *([row["rate"]] if data["rates"] else [])]))
-    lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in data["claims"]), ""]
+    lines += _table(data, columns)
+    lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in data["claims"])]
+    lines += [""] if data["claims"] else []
     seconds, machine = data["seconds"], data["machine"]
     lines += [
         f"Seeds: {len(data['seeds'])}; mean ± standard deviation. Runs took {seconds['runs']:,.0f} s, trying rates "
@@ -90,6 +87,20 @@ def markdown(data: dict[str, Any], columns: Sequence[Column]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
+    rows = [row for row in data["rows"] if row["in_table"]]
+    shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
+    with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]
+    heads = ["", *(c.name for c in shown), *(f"paper: {c.name}" for c in with_paper)]
+    heads += ["rate"] if data["rates"] else []
+    lines = [_cells(heads), _cells(["---", *["---:"] * (len(heads) - 1)])]
+    for row in rows:
+        cells = [row["label"], *(_measured(row, c, len(data["seeds"])) for c in shown)]
+        cells += [_published(row["figures"][c.name]["published"]) for c in with_paper]
+        lines.append(_cells([*cells, *([row["rate"]] if data["rates"] else [])]))
+    return lines
 
 
 def _measured(row: dict[str, Any], column: Column, seeds: int) -> str:

@@ -14,7 +14,7 @@ from bench.data import Dataset, load_dataset
 from bench.simulate.pool import InlinePool
 from bench.simulate.run import Options, Simulation
 from bench.simulate.scene import Scene, fleet_table
-from coordinator.plan import plan_from
+from coordinator.plan import plan_from, plan_to
 from federation.errors import EmbraceError
 from federation.manifest import read_manifest
 from model_export.bundle import Choices, export_bundle
@@ -43,7 +43,7 @@ class RunSpec:
     @property
     def folder(self) -> str:
         other = [self.widths, self.stop_at, dict(self.every)]
-        facts = json.dumps([self.whole_job, other], sort_keys=True)
+        facts = json.dumps([plan_to(plan_from(self.whole_job)), other], sort_keys=True)  # with its defaults
         return f"{self.job.get('algorithm', 'job')}-{sha256(facts.encode()).hexdigest()[:10]}-seed{self.seed}"
 
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from bench.reproduce import TABLES
-from bench.reproduce.measures import best_accuracy, final_accuracy, megabytes_per_worker_to, rounds_to, swing
+from bench.reproduce.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.reproduce.picture import draw
 from bench.reproduce.report import markdown, means, report
 from bench.reproduce.runner import Workplace, reproduce
@@ -34,12 +34,12 @@ def run_of(tmp_path, accuracies, up=10.0):
 
 
 def test_measures_of_a_run(tmp_path):
-    run = run_of(tmp_path, [0.1, 0.5, 0.96, 0.9, 0.93], up=1e6)
+    run = run_of(tmp_path, [0.1, 0.5, 0.96, 0.9, 0.93], up=1 << 20)
     assert best_accuracy(run) == pytest.approx(96)
     assert final_accuracy(run) == pytest.approx(93)
     assert swing(run) == pytest.approx((6 + 3) / 2)
     assert rounds_to(0.95)(run) == 3 and rounds_to(0.97)(run) is None
-    assert megabytes_per_worker_to(0.95)(run) == pytest.approx(3)  # three rounds of one up and one down, two workers
+    assert mebibytes_per_worker_to(0.95)(run) == pytest.approx(3)  # three rounds of one up and one down, two workers
 
 
 def one_row_table(rates=(), job=JOB, **other):
