@@ -93,10 +93,10 @@ def _short() -> Setting:
     }  # fmt: skip
     note = (
         "Fashion-MNIST, 8,000 training and 1,000 test samples, the MNIST CNN with a quarter of its channels (four "
-        "layers, hence no eight parts by layer), 16 devices, Dirichlet 0.1, 160 steps of batch 16, momentum 0.9 that "
+        "layers, hence no eight parts by layer), 16 devices, Dirichlet 0.1, 120 steps of batch 16, momentum 0.9 that "
         "devices keep, weight decay 1e-4, rate 0.02 for every row. Published are VGG-11's figures on IID data."
     )
-    return Setting(note, _rows("mnist_cnn@0.25", 4, fleet, 8, 16, "0.02", 160), every=EVERY)
+    return Setting(note, _rows("mnist_cnn@0.25", 4, fleet, 8, 16, "0.02", 120), every=EVERY)
 
 
 def _smoke() -> Setting:
