@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 
 from bench.device import describe_device
-from bench.server_flower import FlowerMissing, flower_version, run_flower
+from bench.server_flower import FlowerMissing, flower_version, has_flower, run_flower
 from bench.server_load import Load, LoadError, baseline_round, embrace_round
 from bench.server_model import vectors, write_bundle
 from bench.server_process import Watch, first_words, running
@@ -49,7 +49,8 @@ def bench_server(
         if not numbers or min(numbers) < 1 or max(numbers) > most:
             raise InputError(f"{name}: expected numbers from 1 to {most:,}, got {list(numbers)}")
     notes: list[str] = []
-    servers = _servers(flower_python, notes)
+    servers: list[Name] = ["baseline", "embrace"]
+    servers += ["flower"] if has_flower(flower_python, notes) else []
     with tempfile.TemporaryDirectory(prefix="embrace-bench-", dir=folder) as made:
         _check_disk(Path(made), max(devices), max(parameters))
         cases = [(p, n, server) for p in parameters for n in devices for server in servers]
@@ -63,15 +64,6 @@ def bench_server(
                     notes.append(f"Flower, {count} devices, {size:,} parameters: {error}")
         progress("done", len(cases), len(cases))
     return ServerReport(at_once, _machine(flower_python if "flower" in servers else None), rows, notes)
-
-
-def _servers(flower_python: Path | None, notes: list[str]) -> list[Name]:
-    try:
-        flower_version(flower_python)
-    except FlowerMissing as error:
-        notes.append(f"Flower is not compared with: {error}")
-        return ["baseline", "embrace"]
-    return ["baseline", "embrace", "flower"]
 
 
 def _machine(flower_python: Path | None) -> dict[str, str]:

@@ -135,6 +135,16 @@ def flower_version(python: Path | None) -> str:
     return done.stdout.strip()
 
 
+def has_flower(python: Path | None, notes: list[str]) -> bool:
+    """Whether Flower can be compared with; if not, a note says why."""
+    try:
+        flower_version(python)
+    except FlowerMissing as error:
+        notes.append(f"Flower is not compared with: {error}")
+        return False
+    return True
+
+
 def run_flower(python: Path, folder: Path, devices: int, parameters: int, rounds: int) -> Found:
     """Rounds of Flower, its processes started and ended here."""
     if devices > MOST_DEVICES:

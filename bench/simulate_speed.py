@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.data import load_dataset
 from bench.device import describe_device
-from bench.server_flower import FlowerMissing, flower_version
+from bench.server_flower import FlowerMissing, flower_version, has_flower
 from bench.simulate_contest import Case, Result
 from bench.simulate_flower import run_flower_simulation
 from edge_runtime.data import from_arrays
@@ -126,7 +126,8 @@ def bench_simulate(
 ) -> SpeedReport:
     """Measure every model with every contestant. Files are written to a folder that is removed at the end."""
     notes: list[str] = []
-    contestants = _contestants(flower_python, notes)
+    contestants: list[Name] = ["bare", "embrace"]
+    contestants += ["flower"] if has_flower(flower_python, notes) else []
     rows, case = [], {}
     total = len(models) * len(contestants)
     for place, model in enumerate(models):
@@ -146,15 +147,6 @@ def bench_simulate(
         device["flwr"] = flower_version(flower_python)
     kept = {key: value for key, value in case.items() if key not in ("model", "bundle")}
     return SpeedReport(kept, device, rows, notes)
-
-
-def _contestants(flower_python: Path | None, notes: list[str]) -> list[Name]:
-    try:
-        flower_version(flower_python)
-    except FlowerMissing as error:
-        notes.append(f"Flower is not compared with: {error}")
-        return ["bare", "embrace"]
-    return ["bare", "embrace", "flower"]
 
 
 def _prepare(

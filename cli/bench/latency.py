@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import show
-from cli.bench.report import Report, TextTable, check_targets, megabytes, milliseconds, ratio, threads_of
+from cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, milliseconds, ratio, threads_of
 from federation.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,13 +65,7 @@ def latency(
         )
     if plot is not None:
         draw(found, plot)
-    report = report_of(found, plot)
-    if out is not None:
-        report.write(out)
-    if json_:
-        show.print_json(summary(found))
-        return
-    report.print()
+    deliver(report_of(found, plot), out, summary(found) if json_ else None)
 
 
 def _stored_type(text: str) -> StoredType:

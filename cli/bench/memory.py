@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import show
-from cli.bench.report import Report, TextTable, check_targets, megabytes, ratio, threads_of
+from cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio, threads_of
 
 if TYPE_CHECKING:
     from bench.memory import MemoryReport, Row
@@ -51,13 +51,7 @@ def memory(
         )
     if plot is not None:
         draw(found, plot)
-    report = report_of(found, plot)
-    if out is not None:
-        report.write(out)
-    if json_:
-        show.print_json(summary(found))
-        return
-    report.print()
+    deliver(report_of(found, plot), out, summary(found) if json_ else None)
 
 
 def summary(found: MemoryReport) -> dict[str, Any]:

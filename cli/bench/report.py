@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from os.path import relpath
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -63,6 +64,16 @@ class Report:
             file.write_text("\n\n".join(parts) + "\n", "utf-8")
         except OSError as error:
             raise InputError(f"cannot write {file}: {error.strerror}") from None
+
+
+def deliver(report: Report, out: Path | None, facts: Mapping[str, Any] | None) -> None:
+    """Write what was measured where it is wanted: a file, and JSON or tables on the screen."""
+    if out is not None:
+        report.write(out)
+    if facts is not None:
+        show.print_json(facts)
+    else:
+        report.print()
 
 
 def bullets(lines: Iterable[str]) -> str:

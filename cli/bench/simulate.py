@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import show
-from cli.bench.report import Report, TextTable, check_targets, megabytes, ratio
+from cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio
 from federation.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ def simulate(
         )  # fmt: skip
     if plot is not None:
         draw(found, plot)
-    report = report_of(found, plot)
-    if out is not None:
-        report.write(out)
-    if json_:
-        show.print_json(summary(found))
-        return
-    report.print()
+    deliver(report_of(found, plot), out, summary(found) if json_ else None)
 
 
 def summary(found: SpeedReport) -> dict[str, Any]:

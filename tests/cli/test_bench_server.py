@@ -80,7 +80,8 @@ def test_a_disk_that_is_too_small_is_refused(embrace: Any, tmp_path: Path, monke
 
 
 def test_flower_is_measured_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.server.flower_version", lambda python: "1.41")
+    for module in ("bench.server", "bench.server_flower"):
+        monkeypatch.setattr(f"{module}.flower_version", lambda python: "1.41")
     monkeypatch.setattr("bench.server.run_flower", lambda *_: Found([9.0], [3.0], 10, 50))
     found = bench_server([1], [10], folder=tmp_path, flower_python=tmp_path)
     assert [row.server for row in found.rows] == ["baseline", "embrace", "flower"]
