@@ -127,7 +127,7 @@ def check(root: Path, job: str) -> dict[str, Any]:
     sessions = open_database(sqlite_url(root))
     with sessions() as session:
         rows = session.query(RoundRow).filter_by(job=job, state="committed").order_by(RoundRow.number).all()
-        seats = defaultdict(list)
+        seats: defaultdict[int, list[Any]] = defaultdict(list)
         for seat in session.query(SeatRow).filter_by(job=job).order_by(SeatRow.round, SeatRow.number):
             seats[seat.round].append(seat.body)
     space, again = manifest.space, Files(root / "again")

@@ -1,0 +1,14 @@
+"""The soak, for half a minute: what it checks at its end is the test."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.soak import COHORT, soak
+
+
+@pytest.mark.slow
+def test_every_committed_round_adds_up() -> None:
+    found = soak(30, COHORT + 4)
+    assert found["adds_up"] and found["rounds"] > 0 and found["slots"]["arrived"] >= COHORT // 2
+    assert not found.get("failed")
