@@ -16,7 +16,7 @@ import typer
 from cli import show
 
 if TYPE_CHECKING:
-    from bench.fleet_demo import Outcome, RoundResult, View
+    from bench.fleet_results import Outcome, RoundResult, View
 
 # Where a device's time goes: heading, and the parts of edge_runtime/timing.py that it sums up.
 PARTS = {
