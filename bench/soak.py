@@ -45,6 +45,7 @@ from federation.wire import encode_layers
 
 BUNDLE = Path(__file__).parent / "demo_bundle" / "model"
 LEASE, COHORT = 3.0, 16
+ENDS = {0: "left", -signal.SIGKILL: "crashed"}  # anything else is a failure
 CRASH_BEFORE, CRASH_AFTER, LEAVE = 0.04, 0.04, 0.04  # of each task
 
 
@@ -83,36 +84,35 @@ def agent(server: str, token: str, seed: int) -> None:
             return
 
 
-def soak(seconds: float, agents: int) -> dict[str, Any]:
-    """Run, stop, and check; the summary says what happened."""
+def soak(seconds: float, agents: int, rounds: int = 0) -> dict[str, Any]:
+    """Run for so long, and on a slow machine until so many rounds are committed; stop, and check what happened."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "coordinator"
         server, url = _serve(root)
-        ended: Counter[str] = Counter()
+        ended = Counter(left=0, crashed=0, failed=0)
         fleet: list[subprocess.Popen[bytes]] = []
         try:
-            admin = AdminClient(url, (root / "admin.token").read_text().strip())
-            plan = {
-                "bundle": str(BUNDLE), "num_rounds": 1_000_000,
-                "participate": {"count": COHORT, "quorum": 0.5, "deadline": 4.0},
-                "bounds": {"lease": LEASE, "offer": LEASE},
-            }  # fmt: skip
-            digest = admin.send_bundle(BUNDLE)
-            job = admin.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan_from(plan))})["id"]
-            token = admin.call("POST", "/enrolments", json={"uses": 100_000, "seconds": 86400})["token"]
-            until, number = time.monotonic() + seconds, 0
-            while time.monotonic() < until:
-                for child in [child for child in fleet if child.poll() is not None]:
-                    fleet.remove(child)
-                    ended["crashed" if child.returncode == -signal.SIGKILL else "left"] += child.returncode in (0, -9)
-                    ended["failed"] += child.returncode not in (0, -9)
-                if len(fleet) < agents:
-                    command = [sys.executable, "-m", "bench.soak", "--agent", url, token, str(number)]
-                    fleet.append(subprocess.Popen(command))
-                    number += 1
-                time.sleep(0.1)
-            memory = _memory(server.pid)
-            admin.call("POST", f"/jobs/{job}/stop")
+            with AdminClient(url, (root / "admin.token").read_text().strip()) as admin:
+                plan = {
+                    "bundle": str(BUNDLE), "num_rounds": 1_000_000,
+                    "participate": {"count": COHORT, "quorum": 0.5, "deadline": 4.0},
+                    "bounds": {"lease": LEASE, "offer": LEASE},
+                }  # fmt: skip
+                digest = admin.send_bundle(BUNDLE)
+                job = admin.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan_from(plan))})["id"]
+                token = admin.call("POST", "/enrolments", json={"uses": 100_000, "seconds": 86400})["token"]
+                until, number = time.monotonic() + seconds, 0
+                while time.monotonic() < until or admin.call("GET", f"/jobs/{job}")["version"] < rounds:
+                    for child in [child for child in fleet if child.poll() is not None]:
+                        fleet.remove(child)
+                        ended[ENDS.get(child.returncode, "failed")] += 1
+                    if len(fleet) < agents:
+                        command = [sys.executable, "-m", "bench.soak", "--agent", url, token, str(number)]
+                        fleet.append(subprocess.Popen(command))
+                        number += 1
+                    time.sleep(0.1)
+                memory = _memory(server.pid)
+                admin.call("POST", f"/jobs/{job}/stop")
         finally:
             for child in (*fleet, server):
                 child.terminate()

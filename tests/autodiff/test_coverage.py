@@ -41,7 +41,7 @@ def test_every_mark_names_an_operator_that_has_a_rule() -> None:
     assert sorted(marked_operators() - set(known_operators())) == []
 
 
-# What was asked for; operators with a function body instead of a rule are in test_engine.py.
+# What was asked for; operators with a function body instead of a rule are in test_engine_sources.py.
 REQUIRED = """
     Conv ConvTranspose Gemm MatMul Add Sub Mul Div Neg Pow Sqrt Exp Log Abs Erf Relu LeakyRelu PRelu
     Sigmoid Tanh Softplus Clip HardSigmoid Softmax LogSoftmax BatchNormalization LayerNormalization

@@ -9,6 +9,6 @@ from bench.soak import COHORT, soak
 
 @pytest.mark.slow
 def test_every_committed_round_adds_up() -> None:
-    found = soak(30, COHORT + 4)
-    assert found["adds_up"] and found["rounds"] > 0 and found["slots"]["arrived"] >= COHORT // 2
+    found = soak(20, COHORT + 4, rounds=3)
+    assert found["adds_up"] and found["rounds"] >= 3 and found["slots"]["arrived"] >= COHORT // 2
     assert not found.get("failed")
