@@ -143,8 +143,8 @@ def _slower_with_two_digits(measured: Measured) -> bool | None:
 def _workers_help(measured: Measured) -> bool | None:
     found = []
     for label, row in measured.items():
-        many = measured.get(label.replace("n = 10,", "n = 100,"), {}).get(EASIER)
-        few = row.get(EASIER)
+        many = measured.get(label.replace("n = 10,", "n = 100,"), {}).get(EASIEST)
+        few = row.get(EASIEST)
         if label.startswith("2 digits, n = 10,") and many is not None:
             found.append(few is None or many < few)
     return all(found) if found else None
@@ -168,7 +168,7 @@ TABLE2 = Table(
         _as_quick_as_scaffold("IID"),
         _as_quick_as_scaffold("2 digits"),
         Claim("two digits per worker take more rounds than all ten, everywhere", _slower_with_two_digits),
-        Claim("with two digits, 100 workers take fewer rounds than 10, everywhere", _workers_help),
+        Claim("with two digits, 100 workers take fewer rounds to 80 % than 10, everywhere", _workers_help),
     ),
 )
 

@@ -46,6 +46,7 @@ def _draw_curves(found: Reproduction, file: Path) -> None:
         axes.set_title(title or found.table.name, fontsize=10, loc="left")
         axes.set_xlabel(X_NAMES[found.table.x] + unit, fontsize=9)
         axes.set_ylabel(drawn.label if drawn else Y_NAMES["accuracy"], fontsize=9)
+        axes.xaxis.get_major_locator().set_params(integer=found.table.x != "bytes")
         axes.legend(frameon=False, fontsize=7, loc="best" if drawn else "lower right")
         tidy(axes, "both")
     for axes in every[len(panels) :]:

@@ -29,7 +29,7 @@ from federation.messages import Task, decode_task, encode_task
 from federation.region import Region, of_layers
 from federation.space import Vector
 from federation.traffic import Traffic, traffic_of
-from federation.wire import MODEL, encode
+from federation.wire import MODEL, WireError, encode
 
 HANDED_ON = "handed-on"  # folder of local models
 
@@ -115,6 +115,14 @@ class Devices:
         self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done
     ) -> None:
         contribution = finish(start, outcome, self.manifest)
+        body = b"".join(map(bytes, encode(contribution.tracks)))
+        decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
+        try:
+            decoder.feed(body)
+            update = decoder.finish()
+        except WireError as error:  # a coordinator refuses it, and goes on without this device
+            done.failures.append(f"{seat.device}: {error}")
+            return
         if work.compares and start.graph.size == self.manifest.space.size:
             self.look(seat.slot, outcome.parameters)
         kept = self._kept(seat.device)
@@ -123,9 +131,6 @@ class Devices:
         kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
         if work.hands_on:
             self._hand_on(work, seat, contribution)
-        body = b"".join(map(bytes, encode(contribution.tracks)))
-        decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
-        decoder.feed(body)
         frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
         own = traffic_of(sent, self._by_layer([frozen, *server.received]))
@@ -133,7 +138,7 @@ class Devices:
         report = asdict(replace(outcome.report, lost_state=start.lost, bytes=moved))
         done.traffic += own
         weight = self.plan.weigh.weight(int(report["samples"]))
-        done.sums.fold(decoder.finish(), io.BytesIO(body), weight, seat.count, report)
+        done.sums.fold(update, io.BytesIO(body), weight, seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ pytest.importorskip("torch")
 
 from bench.reproduce import TABLES
 from bench.reproduce.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
+from bench.reproduce.page import PAGE, RESULTS, filled
 from bench.reproduce.picture import draw
 from bench.reproduce.report import markdown, means, report
 from bench.reproduce.runner import Workplace, reproduce
@@ -85,8 +87,11 @@ def test_every_rate_is_tried_with_a_seed_that_does_not_count(tmp_path):
     assert len(list(tmp_path.glob("fedavg-*-seed1000"))) == 2 and found.tuning_seconds > 0
 
 
-def test_a_run_that_diverges_is_said_to(tmp_path):
-    job = {**JOB, "local": {**JOB["local"], "rate": "1e30"}}
+@pytest.mark.parametrize(
+    "why", [{"local": {**JOB["local"], "rate": "1e30"}}, {"bounds": {"max_value": 2**-20}}], ids=["loss", "refused"]
+)
+def test_a_run_that_diverges_is_said_to(why, tmp_path):
+    job = {**JOB, **why}
     found = reproduce(one_row_table(job=job), "short", 1, Workplace(tmp_path))
     assert found.rows[0].failures and not found.rows[0].runs
     assert "| here | diverged |" in markdown(report(found), found.table.columns)
@@ -111,3 +116,14 @@ def test_every_table_runs_at_the_smallest_scale(table, tmp_path):
     data = report(found)
     assert markdown(data, table.columns).startswith(f"# {table.name}, smoke")
     assert len(draw(found, tmp_path, "picture")) == 1 + len(table.maps)
+
+
+def test_the_page_says_what_the_stored_results_say():
+    text = PAGE.read_text("utf-8")
+    assert filled(text) == text
+
+
+def test_every_short_result_is_on_the_page():
+    stored = {file.stem.removeprefix("reproduce-") for file in RESULTS.glob("reproduce-*-short.json")}
+    shown = {"-".join(found) for found in re.findall(r"<!-- results (\S+) (\S+) -->", PAGE.read_text("utf-8"))}
+    assert stored and stored <= shown
