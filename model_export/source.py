@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from federation.manifest import Loss, LossName, Source
 from model_export.capture import Captured, capture_torch
 from model_export.errors import ExportError
 from model_export.shapes import sample_input
-from model_export.zoo import ZOO, Tier, zoo_model
+from model_export.zoo import ZOO, Tier, narrower, zoo_model
 
 DEFAULT_BATCH = 32
 MOST_ELEMENTS, MOST_BATCH = 1 << 28, 1 << 20  # of one sample, of one batch
@@ -105,14 +104,8 @@ def load_source(
         batch=batch or entry.batch,
         tiers=entry.tiers,
         build=entry.build,
-        build_narrow=lambda width: zoo_model(_narrower(reference, width)).build(),
+        build_narrow=lambda width: zoo_model(narrower(reference, width)).build(),
     )
-
-
-def _narrower(reference: str, width: float) -> str:
-    """A zoo model with a share of its channels; 0.45 of resnet8@0.5 is resnet8@0.225."""
-    plain, _, ratio = reference.partition("@")
-    return f"{plain}@{Decimal(ratio or '1') * Decimal(f'{width:g}'):f}"
 
 
 def _check_ranges(shape: tuple[int, ...] | None, vocabulary: int | None, batch: int | None, seed: int) -> None:

@@ -101,6 +101,9 @@ class Devices:
                 begin(seat.task, self.manifest, server, self._kept(seat.device))
                 for seat, server in zip(group, servers, strict=True)
             ]
+            for seat, start in zip(group, begun, strict=True):
+                if work.compares and seat.task.exchange.keeps_model:
+                    self._look(seat, start, start.received.parameters)  # its own parts, and those just averaged
             outcomes = self.train(
                 [seat.device for seat in group], [seat.task for seat in group], [start.received for start in begun]
             )
@@ -123,8 +126,8 @@ class Devices:
         except WireError as error:  # a coordinator refuses it, and goes on without this device
             done.failures.append(f"{seat.device}: {error}")
             return
-        if work.compares and start.graph.size == self.manifest.space.size:
-            self.look(seat.slot, outcome.parameters)
+        if work.compares and not seat.task.exchange.keeps_model:
+            self._look(seat, start, outcome.parameters)  # what began as one model for all
         kept = self._kept(seat.device)
         kept.save(seat.id, seat.task.boundary, contribution)
         before = [task for task in kept.tasks() if _round_of(task) < work.saved]
@@ -141,6 +144,10 @@ class Devices:
         done.sums.fold(update, io.BytesIO(body), weight, seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
+
+    def _look(self, seat: Seat, start: Begun, weights: Vector) -> None:
+        if start.graph.size == self.manifest.space.size:
+            self.look(seat.slot, weights)
 
     def _by_layer(self, regions: Iterable[Region]) -> dict[str, int]:
         """Elements of every layer, of all regions together."""

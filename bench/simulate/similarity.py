@@ -1,5 +1,8 @@
 """How alike local models see the same samples: SVCCA of every layer's outputs between the devices of a round.
 
+Where devices keep parts of the model, a round's models are compared as they are after the synchronisation before it, as
+EmbracingFL does; where everything is synchronised they would be one, and are compared after the local steps.
+
 A worker decomposes the outputs of each model it has trained and leaves the directions in the run's folder; the main
 process compares all pairs.
 """

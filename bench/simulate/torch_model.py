@@ -25,6 +25,7 @@ from federation.weights import map_weights
 from model_export.plain_operators import plain_operators
 from model_export.shapes import sample_input
 from model_export.source import reload_source
+from model_export.zoo import narrower
 
 SAME = 1e-3  # relative: two programs for the same layers differ by rounding only
 
@@ -35,7 +36,7 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
     if origin.kind == "onnx":
         raise InputError(f"{manifest.name} was exported from an ONNX file, which PyTorch cannot train; use portable")
     if width is not None:
-        origin = type(origin)(origin.kind, f"{origin.reference}@{width:g}", origin.seed)
+        origin = type(origin)(origin.kind, narrower(origin.reference, width), origin.seed)
     source = reload_source(
         origin, input_shape=manifest.input.shape, input_dtype=manifest.input.dtype, vocabulary=manifest.vocabulary,
         loss=manifest.loss, batch=manifest.batch,

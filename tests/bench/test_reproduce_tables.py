@@ -75,3 +75,6 @@ def test_similarities_are_found_at_five_places_of_a_network(tmp_path):
     values = np.array([[measured[label][f"SVCCA, {place}"] for place in PLACES] for label in measured])
     assert values.shape == (4, 5) and ((values >= 0) & (values <= 1 + 1e-9)).all()
     assert len(np.unique(values)) > 5
+    first = f"SVCCA, {next(iter(PLACES))}"
+    assert measured["first half"][first] == pytest.approx(1)  # one layer for all, measured after it was averaged
+    assert measured["alone"][first] < 1 - 1e-6
