@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.budget import allow, largest_fitting, predicted_peak
+from edge_runtime.budget import allow, largest_fitting, parse_size, predicted_peak
 from edge_runtime.data import from_arrays
 from edge_runtime.fine_tune import Settled, fine_tune
 from edge_runtime.layers import BundleSource
 from edge_runtime.measure import Case, measure_here
+from edge_runtime.memory import current_memory
 from edge_runtime.trainer import Received, Trainer, batches
 from federation.axes.local import Momentum, WeightDecay
 from federation.capacity import predicted_memory
@@ -20,6 +21,12 @@ from tests.edge_runtime.conftest import ENGINES, relative, sliced_module
 
 torch = pytest.importorskip("torch")
 RULES = (WeightDecay(1e-4), Momentum(0.9))
+
+
+def _room(size: str) -> str:
+    """A budget of so much beside this process, which has the memory of all tests before it."""
+    now = current_memory()
+    return str(parse_size(size) + (now.anonymous if now else 0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -62,7 +69,7 @@ def test_memory_chooses_narrow_boundaries_only_if_they_are_named(narrowed, tmp_p
         assert largest_fitting(manifest, 32, room, None)[0].narrow is None
     with pytest.raises(OutOfMemory, match="the smallest, 'classifier'"):
         largest_fitting(manifest, 32, least - 1, None)
-    told = dict(batch=32, samples=10, memory="500MB", work=tmp_path, try_out=False)
+    told = dict(batch=32, samples=10, memory=_room("500MB"), work=tmp_path, try_out=False)
     assert allow(narrowed.directory, manifest, **told).boundary.name == "conv1"
     named = allow(narrowed.directory, manifest, boundary="conv1@0.2", **told)
     assert named.boundary.width == 0.2
@@ -81,7 +88,7 @@ def test_a_narrow_boundary_is_measured(narrowed):
 
 def test_one_device_alone_does_not_train_a_part_of_the_channels(narrowed, samples, tmp_path):
     allowance = allow(
-        narrowed.directory, narrowed.manifest, batch=8, samples=10, memory="500MB", boundary="conv1@0.2",
+        narrowed.directory, narrowed.manifest, batch=8, samples=10, memory=_room("500MB"), boundary="conv1@0.2",
         work=tmp_path, try_out=False,
     )  # fmt: skip
     settled = Settled(Task("conv1@0.2", 1, 8, 0.1), parse_schedule("0.1"))
