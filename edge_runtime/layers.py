@@ -22,6 +22,7 @@ class LayerSource(Protocol):
     """Gives layers to run. What is fetched lies on disk; loading it is the caller's business."""
 
     manifest: Manifest
+    lineage: str  # the training that the weights come from: of another one, nothing is of use however recent it is
     version: str  # of the weights: what was computed with one version is not valid for another
 
     def fetch(self, layer: int) -> Path:
@@ -36,7 +37,7 @@ class BundleSource:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self.manifest = directory, manifest
-        self.version = manifest.weights.sha256
+        self.lineage = self.version = manifest.weights.sha256
 
     def fetch(self, layer: int) -> Path:
         graph, weights = self.manifest.layers[layer].forward, self.manifest.weights
@@ -57,7 +58,8 @@ class TrainedSource:
     """
 
     def __init__(self, directory: Path, manifest: Manifest, first_layer: int, weights: Vector, work: Path) -> None:
-        self.manifest, self.version = manifest, "trained"
+        self.manifest = manifest
+        self.lineage = self.version = "trained"
         self._bundle, self._work = directory, work
         with (work / manifest.weights.name).open("wb") as file:
             file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)

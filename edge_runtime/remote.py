@@ -139,7 +139,7 @@ class RemoteSource:
 
     def __init__(self, bundle: RemoteBundle, offer: TaskOffer) -> None:
         self.bundle, self.offer, self.manifest = bundle, offer, bundle.manifest
-        self.version = f"{offer.job}/{offer.version}"
+        self.lineage, self.version = offer.job, f"{offer.job}/{offer.version}"
 
     def fetch(self, layer: int) -> Path:
         self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))

@@ -67,6 +67,7 @@ class _Stored:
     rows: ActivationStore
     layer: int
     stored_as: str
+    lineage: str
     version: str
     round: int
     seed: int
@@ -184,7 +185,8 @@ class Trainer:
         augmentation = Augmentation(task.crop, task.flip)
         if stored.augmentation != augmentation:
             return False
-        if task.refresh_every > 1 and 0 <= task.round - stored.round < task.refresh_every:
+        recent = task.refresh_every > 1 and 0 <= task.round - stored.round < task.refresh_every
+        if recent and stored.lineage == self.source.lineage:  # rounds of another job count other weights
             return True
         # The same layers on the same data give the same.
         same_data = not augmentation or (stored.seed, stored.round) == (task.seed, task.round)
@@ -200,7 +202,10 @@ class Trainer:
 
         plan = replace(self.plan, stored_as=task.activations)
         rows = self._engine().store(range(boundary.layer), inputs, len(self.samples), plan, watch, self.progress)
-        return _Stored(rows, boundary.layer, task.activations, self.source.version, task.round, task.seed, augmentation)
+        return _Stored(
+            rows, boundary.layer, task.activations, self.source.lineage, self.source.version, task.round, task.seed,
+            augmentation,
+        )  # fmt: skip
 
     def _train(
         self, task: Task, covered: Coverage, received: Received, watch: Stopwatch

@@ -129,6 +129,7 @@ class GlobalSource:
 
     manifest: Manifest
     version: str = ""
+    lineage: str = ""  # a simulation is one training
 
     def fetch(self, layer: int) -> Path:
         raise AssertionError("the engine has the weights")

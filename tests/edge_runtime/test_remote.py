@@ -75,7 +75,7 @@ def test_only_the_layers_in_use_take_room(elsewhere: Elsewhere, tmp_path: Path) 
     assert first * 512 < 4 * (head.stop - head.start) + 3 * 4096
 
     source = RemoteSource(bundle, OFFER)
-    assert source.version == "job/4"
+    assert (source.lineage, source.version) == ("job", "job/4")
     graph = source.fetch(0)
     assert graph.read_bytes() == (elsewhere.directory / "stem.onnx").read_bytes()
     stem = space.layer(0)

@@ -14,7 +14,7 @@ from edge_runtime.data import Augmentation, from_arrays
 from edge_runtime.engine.engine import OnnxEngine
 from edge_runtime.engine.session import Settings
 from edge_runtime.forward import ForwardPlan
-from edge_runtime.layers import BundleSource
+from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches, step_seed
 from federation.axes.local import Momentum, ServerMomentum, WeightDecay
 from federation.errors import DiskFull, InputError, NonFiniteLoss, OutOfMemory
@@ -154,6 +154,22 @@ def test_activations_are_computed_again_only_when_they_are_due(digits, samples):
     assert computed(10, "i", activations="float16") and computed(10, "i")
     trainer.close()
     assert computed(10, "i")
+
+
+def test_activations_of_another_training_are_not_taken_over(digits, samples, tmp_path):
+    """Two jobs on one bundle, the second a round later than what the first one left behind."""
+    other = TrainedSource(digits.directory, digits.manifest, 0, digits.weights * np.float32(1.5), tmp_path)
+    other.lineage = "another job"
+    first = replace(WEAK, round=4, refresh_every=3)
+    later = replace(first, round=5)
+    received = Received(digits.suffix("weak"))
+    trainer = trainer_of(digits, samples)
+    trainer.run(first, received)
+    trainer.source = other
+    found = trainer.run(later, received).parameters.copy()
+    fresh = trainer_of(digits, samples, other).run(later, received).parameters
+    stale = train(digits, samples, later).parameters
+    assert np.array_equal(found, fresh) and not np.array_equal(found, stale)
 
 
 def test_a_layer_further_back_needs_its_own_activations(digits, samples):
