@@ -36,6 +36,7 @@ from coordinator.store.files import Files, publish
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from coordinator.views import FINISHED, Views
 from federation.bundle_files import check_bundle
+from federation.decode import decode
 from federation.errors import EmbraceError
 from federation.manifest import Manifest, read_manifest
 from federation.wire import CheckedUpdate
@@ -79,13 +80,13 @@ class JobKeeper(Views):
             outage = max(0.0, self.clock() - max((at for at in alive if at is not None), default=self.clock()))
             for row in session.scalars(select(JobRow).where(JobRow.state.not_in(FINISHED) | JobRow.id.in_(closing))):
                 self._recover(session, row, outage)
+            self._evaluate_again(session)  # before anything is committed that would be scored anyway
             needed = {self._body(update) for runner in self._runners.values() for update in runner.needed(session)}
             versions = session.execute(select(JobRow.id, JobRow.version)).all()
         for path in self.files.spooled() - needed:  # never acknowledged, so the device sends it again; or done with
             path.unlink(missing_ok=True)
         for job, version in versions:
             forget_versions(self.files, job, before=version - 1)
-        self._evaluate_again()
 
     def release(self) -> None:
         """Send everybody home who waits for a task: the process is about to end. Updates still arrive."""
@@ -277,34 +278,32 @@ class JobKeeper(Views):
             self._then.append(self.bell.ring)
         self._reached("after-commit")
         try:  # what follows can fail without harm
-            self._evaluate(runner, job)
+            self._evaluate(job, job.version, runner.plan.evaluate)
             done += updates if job.state in FINISHED or not runner.hands_on(number + 1) else []
             _remove([self._body(update) for update in done])
             forget_versions(self.files, runner.id, before=job.version - 1)
         except OSError:
             log.exception("job %s: after version %s", runner.id, job.version)
 
-    def _evaluate(self, runner: JobRunner, job: JobRow) -> None:
-        """Have the new version scored; it gets a second name, because versions do not stay for ever."""
-        wanted = runner.plan.evaluate
-        if wanted.data is not None and job.version % wanted.every == 0:
-            version = self.files.version(job.id, job.version)
-            own = version.with_suffix(".evaluated")
-            own.unlink(missing_ok=True)
-            own.hardlink_to(version)
+    def _evaluate(self, job: JobRow, version: int, wanted: Evaluate) -> None:
+        """Have a version scored; it gets a second name, because versions do not stay for ever."""
+        if wanted.data is not None and version % wanted.every == 0:
+            own = self.files.unscored(job.id, version)
+            if not own.exists():
+                own.hardlink_to(self.files.version(job.id, version))
             bundle = self.files.bundle(job.bundle)
-            request = Evaluation(job.id, job.version, bundle, own, wanted.data, wanted.statistics)
-            self._evaluations.put(request)
+            self._evaluations.put(Evaluation(job.id, version, bundle, own, wanted.data, wanted.statistics))
 
-    def _evaluate_again(self) -> None:
-        """What was waiting to be scored when the process ended."""
-        for job, version, own in self.files.unscored():
-            with self.sessions() as session:
-                row = session.get(JobRow, job)
-            wanted = plan_from(row.plan).evaluate if row else Evaluate()
-            if row is not None and wanted.data is not None:
-                bundle = self.files.bundle(row.bundle)
-                self._evaluations.put(Evaluation(job, version, bundle, own, wanted.data, wanted.statistics))
+    def _evaluate_again(self, session: Session) -> None:
+        """What should have been scored when the process ended, and was not: it waited, or not even that."""
+        for job in session.scalars(select(JobRow)):
+            wanted = decode(Evaluate, job.plan.get("evaluate", {}), "evaluate", defaults=True)
+            scored = select(EventRow.id).where(EventRow.job == job.id, EventRow.kind == "Evaluated")
+            for version in self.files.versions(job.id) if wanted.data is not None else ():
+                if session.scalar(scored.where(EventRow.body["version"].as_integer() == version).limit(1)):
+                    self.files.unscored(job.id, version).unlink(missing_ok=True)
+                elif 1 <= version <= job.version:  # what lies beyond was never committed
+                    self._evaluate(job, version, wanted)
 
     def _scored(self, request: Evaluation, found: dict[str, Any]) -> None:
         now = self.clock()

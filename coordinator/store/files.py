@@ -50,10 +50,14 @@ class Files:
         """Every body that has arrived."""
         return set((self.root / "spool").glob("*.body"))
 
-    def unscored(self) -> list[tuple[str, int, Path]]:
-        """(job, version, file) of what waits to be evaluated."""
-        found = sorted((self.root / "jobs").glob("*/versions/*.evaluated"))
-        return [(path.parents[1].name, int(path.stem), path) for path in found]
+    def unscored(self, job: str, number: int) -> Path:
+        """The name that a version has while it waits to be evaluated."""
+        return self.version(job, number).with_suffix(".evaluated")
+
+    def versions(self, job: str) -> list[int]:
+        """Those whose weights are here, under either name."""
+        found = self.version(job, 0).parent.glob("*")
+        return sorted({int(p.stem) for p in found if p.suffix in (".safetensors", ".evaluated") and p.stem.isdigit()})
 
     def forget_arriving(self) -> None:
         """After a restart nobody goes on with a body that was cut off: it is sent again."""

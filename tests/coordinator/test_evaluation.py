@@ -22,6 +22,10 @@ def requests(folder: Path, count: int) -> list[Evaluation]:
     return found
 
 
+def unscored(world: World) -> list[Path]:
+    return list((world.root / "jobs").glob("*/versions/*.evaluated"))
+
+
 def test_a_score_that_cannot_be_had_is_an_error_in_words(tmp_path: Path) -> None:
     """A real process; there is no bundle."""
     found: list[tuple[Evaluation, dict[str, Any]]] = []
@@ -66,7 +70,7 @@ def test_versions_are_scored_as_often_as_the_plan_says(world: World, monkeypatch
         (4, "accuracy", 0.5),
     ]
     assert [kind for kind in world.kinds(job) if kind == "Evaluated"] == ["Evaluated"] * 2
-    assert world.files.unscored() == []
+    assert unscored(world) == []
 
 
 def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,7 @@ def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeyp
     device = world.device()
     monkeypatch.setattr(evaluation.Evaluations, "put", lambda self, request: None)  # killed before its turn came
     world.round([device])
-    assert [row[:2] for row in world.files.unscored()] == [(job, 1)]
+    assert unscored(world) == [world.files.unscored(job, 1)]
     monkeypatch.undo()
     done = threading.Event()
 
@@ -86,4 +90,18 @@ def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeyp
     world.restart()
     assert done.wait(30)
     world.restart()
-    assert [row["value"] for row in world.coordinator.metrics(job)] == [0.25] and world.files.unscored() == []
+    assert [row["value"] for row in world.coordinator.metrics(job)] == [0.25] and unscored(world) == []
+
+
+def test_a_score_that_was_recorded_is_not_computed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the record and the removal of the file."""
+    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(lambda request: {"accuracy": 0.25}))
+    job = world.job(num_rounds=1, evaluate={"data": "test.npz"})
+    world.round([world.device()])
+    world.end()
+    left_over = world.files.unscored(job, 1)
+    left_over.hardlink_to(world.files.version(job, 1))
+    world.begin()
+    assert not left_over.exists()
+    world.restart()
+    assert [row["value"] for row in world.coordinator.metrics(job)] == [0.25]

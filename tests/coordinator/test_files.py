@@ -38,7 +38,11 @@ def test_what_waits_for_a_score_is_found(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     path.with_suffix(".evaluated").write_bytes(b"")
-    assert files.unscored() == [("job", 12, path.with_suffix(".evaluated"))]
+    older = files.unscored("job", 3)
+    older.write_bytes(b"")
+    files.state("job", 12).write_bytes(b"")
+    path.with_suffix(".draft").write_bytes(b"")
+    assert older.name == "3.evaluated" and files.versions("job") == [3, 12] and files.versions("other") == []
 
 
 def test_publishing_replaces_at_once(tmp_path: Path) -> None:

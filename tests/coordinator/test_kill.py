@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,10 +19,12 @@ import httpx
 import numpy as np
 import pytest
 
+from coordinator.plan import plan_from
 from coordinator.store.files import Files
 from edge_runtime.client import Client, Declined, TaskOffer
 from federation.axes.cover import DeviceProfile
-from federation.manifest import Manifest
+from federation.bundle_files import file_ref
+from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
 from federation.weights import map_weights
 from federation.wire import encode_layers
 from tests.coordinator.harness import (
@@ -205,6 +209,65 @@ def test_killed_again_and_again(prepared: Prepared, tmp_path: Path) -> None:
     finally:
         end_process(process)
     assert prepared.result(directory) == prepared.expected
+
+
+# --- between a version and its score ---------------------------------------------------------------
+
+SHIPPED = ROOT / "bench" / "demo_bundle"
+
+
+def scored_versions(directory: Path, job: str) -> list[tuple[int, str, float]]:
+    """What is recorded of scores; the server may be at work."""
+    with contextlib.closing(sqlite3.connect(directory / "coordinator.db")) as database:
+        return sorted(database.execute("SELECT version, name, value FROM metrics WHERE job = ?", (job,)).fetchall())
+
+
+@pytest.fixture(scope="module")
+def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, list[tuple[int, str, float]]]:
+    """A job on a model that can be run, and its scores if nothing happens."""
+    folder = tmp_path_factory.mktemp("scores")
+    world = World(folder / "start")
+    world.now = time.time()
+    digest = file_ref(SHIPPED / "model", MANIFEST_NAME).sha256
+    shutil.copytree(SHIPPED / "model", world.files.bundle(digest))
+    enrolled = [world.registry.enrol(world.registry.invite(1, 60), tier, DeviceProfile(tier=tier))[1] for tier in TIERS]
+    plan = {"bundle": "digits", "num_rounds": ROUNDS, "participate": {"min_available": 3}}
+    plan["evaluate"] = {"data": str(SHIPPED / "digits.npz")}
+    job = world.coordinator.create_job(plan_from(plan), digest)
+    world.end()
+    start = Prepared(folder / "start", read_manifest(SHIPPED / "model"), job, tuple(enrolled))
+    directory = start.copy(folder / "undisturbed")
+    process, url = start_server(directory)
+    try:
+        threads, errors = run_fleet(start, url)
+        wait_for(lambda: len(scored_versions(directory, job)) == 2 * ROUNDS)
+    finally:
+        end_process(process)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not errors
+    return start, scored_versions(directory, job)
+
+
+@pytest.mark.parametrize("version", [1, ROUNDS])
+def test_killed_before_a_version_was_put_up_for_scoring(to_be_scored, tmp_path: Path, version: int) -> None:
+    """Also if it is the last one, whose job is done then."""
+    prepared, expected = to_be_scored
+    directory = prepared.copy(tmp_path / "disturbed")
+    process, url = start_server(directory, point="after-commit", times=version)
+    try:
+        threads, errors = run_fleet(prepared, url)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        assert version not in {row[0] for row in scored_versions(directory, prepared.job)}
+        end_process(process)
+        process, _ = start_server(directory, port=httpx.URL(url).port or 0)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not errors
+        wait_for(lambda: len(scored_versions(directory, prepared.job)) >= len(expected))
+    finally:
+        end_process(process)
+    assert scored_versions(directory, prepared.job) == expected
 
 
 # --- an agent --------------------------------------------------------------------------------------
