@@ -95,15 +95,18 @@ def show_job(
     with connect(server, token) as client:
         found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
         metrics = client.call("GET", f"/jobs/{job}/metrics")
+        names = {row["id"]: row["name"] for row in client.call("GET", "/devices")} if found["unfit"] else {}
     if json_:
         show.print_json({**found, "rounds": rounds})
         return
-    from cli.watch import rounds_table, scores_of
+    from cli.watch import rounds_table, scores_of, unfit_lines
 
     screen = show.console()
     told = f": {found['message']}" if found["message"] else ""
     screen.print(f"{found['name'] or job}: {found['state']}, version {found['version']}{told}", markup=False)
     screen.print(rounds_table(rounds, scores_of(metrics), samples=True))
+    for line in unfit_lines(found, names):
+        screen.print(line, markup=False, soft_wrap=True)
 
 
 @job.command()
@@ -214,7 +217,11 @@ def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = Fals
         )
         for row in found
     ]  # fmt: skip
-    show.console().print(show.table("devices", ("device", "name", "tier", "runtime", "heard of"), rows, left=4))
+    screen = show.console()
+    screen.print(show.table("devices", ("device", "name", "tier", "runtime", "heard of"), rows, left=4))
+    for row in found:
+        if row["unfit"]:
+            screen.print(f"no job can use {row['name']}: {row['unfit']}", markup=False, soft_wrap=True)
 
 
 @device.command()

@@ -46,6 +46,8 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
         text = f"nobody trains {', '.join(body['layers'])}"
     elif kind == "TaskFailed":
         text = f"{device} gave up, {body['reason']}" + (f": {body['message']}" if body["message"] else "")
+    elif kind == "DeviceUnfit":
+        text = f"{device} cannot take part: {body['message']}"
     elif kind == "RejectUpdate":
         text = f"an update of {device} does not count, {body['reason']}"
     elif kind == "WaitForDevices":
@@ -83,7 +85,7 @@ class Watched:
     def hear(self, event: Mapping[str, Any]) -> Note | None:
         self._learn_names({event["body"].get("device")})
         note = note_of(event, self.names)
-        if note is not None:
+        if note is not None and event["kind"] != "DeviceUnfit":  # the job itself knows who is unfit now
             self.notes = [*(known for known in self.notes if known.about != note.about), note][-MOST_NOTES:]
         return note
 
@@ -95,7 +97,7 @@ class Watched:
         first = max(0, len(self.rounds) - 2)
         for row in self.client.call("GET", f"/jobs/{self.id}/timings", params={"first_round": first}):
             self.timings[row["device"]] = row["seconds"]
-        self._learn_names({seat["member"]["device"] for seat in self.seats})
+        self._learn_names({seat["member"]["device"] for seat in self.seats} | set(self.job["unfit"]))
         self.silent = ""
 
     def _learn_names(self, devices: set[str | None]) -> None:
@@ -113,13 +115,14 @@ class Watched:
     def view(self, height: int) -> Group:
         """All of it, in so many lines."""
         now = len(self.rounds) - 1
-        notes = [note for note in self.notes if note.round >= now - (not note.passing) and not self.over]
+        notes = [note.text for note in self.notes if note.round >= now - (not note.passing) and not self.over]
+        notes += unfit_lines(self.job, self.names)[:MOST_NOTES]
         room = max(4, height - len(notes) - 14)  # for rows of both tables
         seats = self.seats[: max(2, room - min(len(self.rounds), MOST_ROUNDS, room // 2))]
         rounds = self.rounds[-min(MOST_ROUNDS, max(2, room - len(seats))) :]
         bar = Table.grid()  # which ends its line, as the bar itself does not
         bar.add_row(ProgressBar(self.job["plan"]["num_rounds"], self.job["version"], width=60))
-        told = (_line(note.text, "yellow") for note in notes)
+        told = (_line(note, "yellow") for note in notes)
         return Group(self._title(), bar, *told, rounds_table(rounds, self.scores), *self._devices(seats))
 
     def _title(self) -> Text:
@@ -154,6 +157,11 @@ class Watched:
         seconds = ("–" if value is None else f"{max(0.0, value):.2f}" for value in (*parts, rest))
         name = self.names.get(member["device"], member["device"])
         return (_short(name, 20), _short(member["boundary"], 14), state, *seconds)
+
+
+def unfit_lines(job: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Devices that can train nothing of a job, and why."""
+    return [f"{names.get(device, device)} cannot take part: {why}" for device, why in job["unfit"].items()]
 
 
 def _line(text: str, style: str) -> Text:

@@ -6,7 +6,7 @@ again from the bodies, and give the same bits in whatever order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -40,16 +40,17 @@ class JobRunner:
         self.previous: cohort.Cohort | None = None
         self.paused_at: float | None = None
         self.close_at: float | None = None  # when to try again to close the round
+        self.unfit: Mapping[str, str] = {}  # devices that can train nothing here, and why; new with every draw
         self._waiting_for: tuple[int, rounds.Effect] | None = None
         self._kept: tuple[cohort.Seat, ...] = ()  # the seats as the database has them
         self._notes: list[dict[str, Any]] = []  # events that are not in the database yet
 
     def mark(self) -> Mark:
         """What a transaction that fails has to bring back."""
-        return self.round, self.previous, self.paused_at, self._kept, self._waiting_for
+        return self.round, self.previous, self.paused_at, self._kept, self._waiting_for, self.unfit
 
     def back_to(self, mark: Mark) -> None:
-        self.round, self.previous, self.paused_at, self._kept, self._waiting_for = mark
+        self.round, self.previous, self.paused_at, self._kept, self._waiting_for, self.unfit = mark
         self._notes = []
 
     def open(self, session: Session, number: int, now: float) -> None:
@@ -138,6 +139,14 @@ class JobRunner:
             self.plan.seed, self.round.number, available, profiles, self.plan.participation, self.cover, self.manifest,
             self.previous,
         )  # fmt: skip
+
+    def know_unfit(self, unfit: Mapping[str, str], now: float) -> None:
+        """Whoever watches hears of each once."""
+        assert self.round is not None
+        for device, why in unfit.items():
+            if self.unfit.get(device) != why:
+                self.note("DeviceUnfit", {"round": self.round.number, "device": device, "message": why}, now)
+        self.unfit = unfit
 
     def task_id(self, seat: cohort.Seat) -> str:
         assert self.round is not None

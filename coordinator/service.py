@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,6 +88,19 @@ class Coordinator(JobKeeper):
                 return [None] * len(devices)
             with self._transaction(*self._runners.values()) as session:
                 return self._try_tasks(session, devices)
+
+    def unfit(self, device: str) -> str:
+        """Why none of the jobs that run can use a device; nothing if one can, or if there is none."""
+        running = [runner for runner in list(self._runners.values()) if runner.paused_at is None]
+        found = {runner.id: runner.unfit.get(device) for runner in running}
+        return "; ".join(f"job {job}: {why}" for job, why in found.items()) if all(found.values()) else ""
+
+    def devices(self) -> list[dict[str, Any]]:
+        return [{**row, "unfit": "" if row["revoked"] else self.unfit(row["id"])} for row in super().devices()]
+
+    def job(self, job: str) -> dict[str, Any]:
+        runner = self._runners.get(job)
+        return {**super().job(job), "unfit": dict(runner.unfit) if runner else {}}
 
     def receive(self, device: str, task: str) -> Receiving:
         """Prepare for an update: only the device that holds the task may send it."""
@@ -220,7 +232,9 @@ class Coordinator(JobKeeper):
         for runner in runners:
             if runner.round is not None and runner.round.state == "selecting":
                 profiles = self._present(session)
-                self._advance(session, runner, rounds.DevicesAvailable(cohort=runner.assign(profiles, profiles)))
+                drawn = runner.assign(profiles, profiles)
+                runner.know_unfit(dict(drawn.unfit), self.clock())
+                self._advance(session, runner, rounds.DevicesAvailable(cohort=drawn))
         refused = NotAllowed("this device was shut out")
         return [refused if device in shut_out else self._offer(session, runners, device) for device in devices]
 
@@ -253,8 +267,13 @@ class Coordinator(JobKeeper):
         """A seat that has become free, for a device without one."""
         assert runner.round is not None
         profile = decode(DeviceProfile, session.get_one(DeviceRow, device).profile, "profile", defaults=True)
-        with suppress(EmbraceError):  # a device that can train nothing here
+        others = {id: why for id, why in runner.unfit.items() if id != device}
+        try:
             member = cohort.member_of(device, profile, runner.cover, runner.manifest)
+        except EmbraceError as error:
+            runner.know_unfit({**others, device: str(error)}, self.clock())
+        else:
+            runner.know_unfit(others, self.clock())
             self._advance(session, runner, rounds.DevicesAvailable((member,)))
 
     def _task(self, session: Session, runner: JobRunner, seat: cohort.Seat) -> TaskOffer:

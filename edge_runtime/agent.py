@@ -71,17 +71,25 @@ class Agent:
         self.client, self.device, self.progress, self.on_report = client, device, progress, on_report
         self._loaded: dict[str, _Loaded] = {}
         self._begun: set[str] = set()  # jobs
+        self._unfit = ""  # as it was told
 
     def run(
         self, *, most_tasks: int | None = None, wait: float = 30.0, until: Callable[[], bool] = lambda: False
     ) -> int:
         """Work until told to stop; returns the number of tasks that were answered."""
-        done = 0
+        done, patience = 0, 0.0  # the first answer comes at once: it may be that no job can use this device
         while (most_tasks is None or done < most_tasks) and not until():
-            offer = self.client.next_task(wait)
+            offer = self.client.next_task(patience)
+            patience = wait
+            self._tell_unfit(self.client.unfit)
             if offer is not None and self.answer(offer):
                 done += 1
         return done
+
+    def _tell_unfit(self, why: str) -> None:
+        if why and why != self._unfit:
+            log.warning("no job can use this device: %s; waiting for one that can", why)
+        self._unfit = why
 
     def answer(self, offer: TaskOffer) -> bool:
         """Do a task and send the result; whatever goes wrong with it is reported, and the agent lives on."""

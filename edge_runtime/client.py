@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import httpx
 
@@ -89,6 +89,7 @@ class Client:
         except OSError as error:  # ssl.SSLError is one
             raise InputError(f"cannot use the certificate {verify}: {error.strerror or error}") from None
         self._patience, self._sleep = patience, sleep
+        self.unfit = ""  # why no job can use this device, as the last answer to `next_task` has it
 
     def __enter__(self) -> Client:
         return self
@@ -109,6 +110,7 @@ class Client:
 
     def next_task(self, wait: float = 30.0) -> TaskOffer | None:
         answer = self._call("POST", "/v1/tasks/next", params={"wait": wait})
+        self.unfit = unquote(answer.headers.get("Embrace-Unfit", ""))
         return None if answer.status_code == 204 else TaskOffer(**answer.json())
 
     def job_state(self, job: str) -> str:

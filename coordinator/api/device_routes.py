@@ -10,6 +10,7 @@ import math
 import os
 import time
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -19,7 +20,7 @@ from coordinator.api.auth import Device, Known, Service, Token
 from coordinator.api.direct import LONGEST_WAIT, MOST_REPORT, Direct
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
 from coordinator.api.limits import check_length, paced, pour
-from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, problems
+from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.errors import NotFound
 from coordinator.http import YIELD
 from coordinator.service import PRESENCE, Arrival
@@ -29,6 +30,7 @@ from federation.weights import map_weights
 from federation.wire import WireError, encode_layers
 
 router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=Direct)
+MOST_WORDS = 1000
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
@@ -46,12 +48,15 @@ def set_profile(profile: Profile, device: Device, known: Known) -> None:
 @router.post(
     "/tasks/next",
     summary="Wait for a task",
-    responses={200: {"model": TaskDocument}, 204: {"description": "Nothing to do; ask again."}},
+    responses={200: {"model": TaskDocument}, 204: NOTHING_TO_DO},
 )
 async def next_task(
     request: Request, device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
 ) -> Response:
-    """Answers as soon as there is something to do. The task is the device's until its lease ends."""
+    """Answers as soon as there is something to do. The task is the device's until its lease ends.
+
+    If none of the jobs that run can use the device, `Embrace-Unfit` says why, percent-encoded; a later one may.
+    """
     offer, until = None, time.monotonic() + wait
     while not await request.is_disconnected():
         rings = service.bell.rings
@@ -62,7 +67,8 @@ async def next_task(
         request.scope.get("extensions", {}).get(YIELD, _nothing)()
         await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
     if offer is None:
-        return Response(status_code=204)
+        why = service.unfit(device)
+        return Response(status_code=204, headers={"Embrace-Unfit": quote(why[:MOST_WORDS], " ")} if why else None)
     return JSONResponse(vars(offer))
 
 

@@ -123,6 +123,7 @@ class JobDocument(Document):
     message: Annotated[str, Field(description="Why it failed, if it did.")]
     created_at: Annotated[float, Field(description="seconds since 1970")]
     plan: Annotated[dict[str, Any], Field(description="The job file, with every default written out.")]
+    unfit: Annotated[dict[str, str], Field(description="Devices that can train nothing of it, and why.")] = {}
     round: dict[str, Any] | None = None
 
 
@@ -135,6 +136,7 @@ class DeviceDocument(Document):
     profile: dict[str, Any]
     enrolled_at: Annotated[float, Field(description="seconds since 1970")]
     seen_at: Annotated[float, Field(description="When it last asked for a task; seconds since 1970.")]
+    unfit: Annotated[str, Field(description="Why none of the jobs that run can use it, if that is so.")] = ""
 
 
 class TimingDocument(Document):

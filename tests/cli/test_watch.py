@@ -43,6 +43,7 @@ def event(kind: str, **body: Any) -> dict[str, Any]:
             event("RejectUpdate", round=1, device="d0", reason="late"),
             "round 1: an update of kitchen-pi does not count, late",
         ),
+        (event("DeviceUnfit", round=1, device="d0", message="full"), "round 1: kitchen-pi cannot take part: full"),
         (event("WaitForDevices", round=0, count=1), "round 0: waiting for 1 more device"),
         (event("WaitForUpdates", round=2, count=3), "round 2: the deadline is over; waiting for 3 more updates"),
         (event("RoundAbandoned", round=2, reason="no quorum"), "round 2: given up: no quorum"),
@@ -73,7 +74,7 @@ def watched(seats: int, rounds: int) -> Watched:
     found.job = {
         "id": "1f2e3d4c5b6a7988", "name": "digits", "state": "running", "version": rounds, "message": "",
         "created_at": time.time() - 61, "plan": {"num_rounds": 1000},
-        "round": {"number": rounds, "body": {"slots": slots}},
+        "round": {"number": rounds, "body": {"slots": slots}}, "unfit": {f"d{n}": "no room " * 30 for n in range(9)},
     }  # fmt: skip
     found.names = {f"d{n}": f"device-with-a-long-name-{n}" for n in range(max(seats, 6))}
     found.scores = {n + 1: {"mean_loss": 0.5, "accuracy": 0.875} for n in range(rounds)}
@@ -105,6 +106,14 @@ def test_what_is_in_it() -> None:
     assert re.search(r"│ device-with-a-long-… │ conv1 │ leased │ +0.50 │ +0.25 │ +2.00 │ +0.25 │", text)
     assert re.search(r"│ device-with-a-long-… │ conv1 │ leased │ +– │", text)
     assert "not shown" not in text and "not shown: 49" in "\n".join(drawn(watched(512, 3), 120, 40))
+
+
+def test_a_device_that_cannot_take_part_is_on_the_screen_for_as_long_as_that_is_so() -> None:
+    found = watched(2, 3)
+    found.job["unfit"] = {"d5": "no tier named 'giant'"}
+    found.hear(event("DeviceUnfit", round=0, device="d4", message="which was mended since"))
+    text = "\n".join(drawn(found, 120, 40))
+    assert "device-with-a-long-name-5 cannot take part: no tier named 'giant'" in text and "mended" not in text
 
 
 def test_a_failure_says_why() -> None:

@@ -521,6 +521,38 @@ def test_a_device_that_can_train_nothing_stops_nobody(world: World) -> None:
     assert world.state(job)["version"] == 1
 
 
+def test_a_device_that_can_train_nothing_is_told_why(world: World) -> None:
+    able, unfit = world.device(), world.device("no such tier")
+    world.poll(unfit)
+    assert world.coordinator.unfit(unfit) == "", "there is no job yet"
+    job = world.job(num_rounds=3, participate={"min_available": 1})
+    for _ in range(3):  # while devices are drawn, then while the round goes on
+        assert world.poll(unfit) is None
+        assert "no boundary or tier named 'no such tier'; this bundle has: strong" in world.coordinator.unfit(unfit)
+        world.poll(able)
+    assert world.coordinator.unfit(able) == ""
+    assert list(world.state(job)["unfit"]) == [unfit]
+    told = {row["id"]: row["unfit"] for row in world.coordinator.devices()}
+    assert told[able] == "" and told[unfit].startswith(f"job {job}: no boundary")
+    assert world.kinds(job).count("DeviceUnfit") == 1, "it asks again and again; watchers hear it once"
+
+
+def test_a_device_that_one_job_cannot_use_waits_for_another(world: World) -> None:
+    whole = world.job(num_rounds=1, cover={"rule": "everything"})
+    weak = world.device("weak")
+    assert world.poll(weak) is None
+    assert "can train from 'head' on" in world.coordinator.unfit(weak)
+    suits = world.job(num_rounds=1)
+    offer = world.poll(weak)
+    assert offer is not None and offer.job == suits and world.coordinator.unfit(weak) == ""
+    world.send(weak, offer)
+    world.settle()
+    assert world.poll(weak) is None and world.coordinator.unfit(weak).startswith(f"job {whole}: ")
+    world.registry.set_profile(weak, DeviceProfile(tier="strong"))
+    offer = world.poll(weak)
+    assert offer is not None and offer.job == whole and world.state(whole)["unfit"] == {}
+
+
 def test_a_cohort_stays_for_its_window(world: World) -> None:
     job = world.job(num_rounds=6, seed=2, participate={"count": 2, "min_available": 6, "window": 3, "balance": False})
     devices = world.fleet(*["strong"] * 6)

@@ -202,6 +202,21 @@ def test_an_update_that_comes_too_late_is_not_worth_dying_for(
     assert site.server.coordinator.job(second)["state"] == "done" and failures(site, job) == []
 
 
+def test_a_device_that_no_job_can_use_is_told_why_and_waits_for_one_that_can(
+    site: Site, make_job, connect, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = make_job(num_rounds=1, cover={"rule": "everything"})
+    agent = Agent(connect(Client, site.enrol("weak")[1]), Device(str(data), tmp_path / "work", tier="weak"))
+    asked = iter([False, False, False, True])
+    assert agent.run(wait=0.1, until=lambda: next(asked)) == 0
+    why = "everything is to be trained, and the device can train from 'dense' on"
+    assert caplog.messages == [f"no job can use this device: job {job}: {why}; waiting for one that can"]
+    suits = make_job(num_rounds=1)
+    assert agent.run(most_tasks=1, wait=5.0) == 1
+    site.settle()
+    assert site.server.coordinator.job(suits)["state"] == "done" and len(caplog.messages) == 1
+
+
 def test_a_device_that_was_shut_out_ends(site: Site, connect, data: Path, tmp_path: Path) -> None:
     device, token = site.enrol()
     client = connect(Client, token)
