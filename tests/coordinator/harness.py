@@ -54,6 +54,7 @@ from federation.wire import encode_layers
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("strong", "moderate", "weak")
 BOUNDARIES = ("stem", "body", "head")  # the layers 0, 1 and 2
+ALL_THREE = {"participate": {"min_available": 3}}  # of a plan: a round begins with three devices
 
 
 def write_bundle(directory: Path, width: int = 3) -> tuple[str, Manifest]:
@@ -281,6 +282,21 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
         bound.close()
         server.coordinator.sessions.kw["bind"].dispose()
         assert not thread.is_alive()
+
+
+class Offer:
+    """A task as JSON, with the fields as attributes."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.__dict__.update(found)
+
+    id: str
+    job: str
+    work: dict[str, Any]
+
+
+def put_update(client: httpx.Client, offer: Offer, body: Any, **headers: str) -> httpx.Response:
+    return client.put(f"/v1/tasks/{offer.id}/update", content=body, headers={**report_header(), **headers})
 
 
 # --- in a process of its own -----------------------------------------------------------------------
