@@ -25,10 +25,10 @@ import httpx
 from bench.fleet_processes import COORDINATOR, Processes, served_at
 from bench.soak import update_of
 from coordinator.admin_client import AdminClient
-from edge_runtime.client import Client, TaskOffer
+from edge_runtime.client import Client
 from federation.errors import EmbraceError
 from federation.manifest import Manifest, read_manifest
-from federation.messages import Report
+from federation.messages import Report, TaskOffer
 from federation.wire import encode_layers
 
 BUNDLE = Path(__file__).parent / "demo_bundle" / "model"

@@ -22,23 +22,11 @@ from federation.axes.cover import DeviceProfile
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
 from federation.identity import task_seed
-from federation.messages import encode_task
+from federation.messages import TaskOffer, encode_task
 from federation.wire import CheckedUpdate, UpdateDecoder
 
 log = logging.getLogger("embrace.coordinator")
 PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
-
-
-@dataclass(frozen=True)
-class TaskOffer:
-    """A task as a device gets it."""
-
-    id: str
-    job: str
-    bundle: str
-    version: int
-    lease_until: float
-    work: dict[str, Any]  # messages.Task, rules as JSON
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from edge_runtime.budget import allow, check_profile, parse_size
-from edge_runtime.client import Client, Declined, TaskOffer
+from edge_runtime.client import Client, Declined
 from edge_runtime.data import Samples, check_trainable, load_samples
 from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
@@ -24,7 +24,7 @@ from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Trainer
 from federation.coverage import coverage
 from federation.errors import DataError, EmbraceError, OutOfMemory, TaskFailed
-from federation.messages import Report, Task, decode_task
+from federation.messages import Report, Task, TaskOffer, decode_task
 from federation.wire import encode
 
 log = logging.getLogger("embrace.agent")

@@ -14,7 +14,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
@@ -23,8 +23,7 @@ import httpx
 
 from federation.address import bearer, check_address
 from federation.errors import BundleError, EmbraceError, InputError
-from federation.identity import is_plain
-from federation.messages import Report
+from federation.messages import Report, TaskOffer
 
 log = logging.getLogger("embrace.client")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -45,24 +44,6 @@ class Declined(InputError):
     def __init__(self, message: str, status: int, reason: str = "") -> None:
         super().__init__(message)
         self.answer, self.reason = status, reason
-
-
-@dataclass(frozen=True)
-class TaskOffer:
-    """A task as it came."""
-
-    id: str
-    job: str
-    bundle: str
-    version: int
-    lease_until: float
-    work: dict[str, Any]
-
-    def check(self) -> None:
-        """Its names become parts of paths on this device; a coordinator could send any."""
-        for name in (self.id, self.job, self.bundle):
-            if not is_plain(name):
-                raise InputError(f"a task's name is {str(name)[:80]!r}; expected letters, digits, '_', '-' and '.'")
 
 
 class Client:

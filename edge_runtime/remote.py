@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.client import Client, TaskOffer
+from edge_runtime.client import Client
 from edge_runtime.participant import Part
 from federation.bundle_files import file_ref
 from federation.coverage import coverage
 from federation.errors import BundleError
 from federation.exchange import Exchange, trained_region
 from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
+from federation.messages import TaskOffer
 from federation.region import Region
 from federation.space import Vector
 from federation.weights import header

@@ -11,6 +11,7 @@ from federation.axes.local.rule import check_constant
 from federation.decode import decode
 from federation.errors import InputError
 from federation.exchange import Exchange
+from federation.identity import is_plain
 
 MOST_STEPS = 10_000_000
 MOST_SAMPLES_PER_STEP = 65_536
@@ -70,6 +71,24 @@ def decode_task(data: Any) -> Task:
     rules = tuple(decode_rules(data.get("rules", [])))
     plain = decode(Task, {**data, "rules": []}, "task", defaults=True)
     return replace(plain, rules=rules)
+
+
+@dataclass(frozen=True)
+class TaskOffer:
+    """A task as a device gets it."""
+
+    id: str
+    job: str
+    bundle: str  # sha256 of its manifest
+    version: int  # of the weights to start from
+    lease_until: float
+    work: dict[str, Any]  # a Task, as `encode_task` makes it
+
+    def check(self) -> None:
+        """Its names become parts of paths on the device; a coordinator could send any."""
+        for name in (self.id, self.job, self.bundle):
+            if not is_plain(name):
+                raise InputError(f"a task's name is {str(name)[:80]!r}; expected letters, digits, '_', '-' and '.'")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import uvicorn
 from coordinator.plan import plan_from
 from coordinator.registry import Registry
 from coordinator.server import Server
-from coordinator.service import Coordinator, TaskOffer
+from coordinator.service import Coordinator
 from coordinator.settings import Settings
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
@@ -46,7 +46,7 @@ from federation.manifest import (
     TensorSpec,
     dumps,
 )
-from federation.messages import Report
+from federation.messages import Report, TaskOffer
 from federation.space import Parameter, Vector
 from federation.weights import map_weights, write_weights
 from federation.wire import encode_layers

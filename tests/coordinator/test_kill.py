@@ -21,10 +21,11 @@ import pytest
 
 from coordinator.plan import plan_from
 from coordinator.store.files import Files
-from edge_runtime.client import Client, Declined, TaskOffer
+from edge_runtime.client import Client, Declined
 from federation.axes.cover import DeviceProfile
 from federation.bundle_files import file_ref
 from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from federation.messages import TaskOffer
 from federation.weights import map_weights
 from federation.wire import encode_layers
 from tests.coordinator.harness import (

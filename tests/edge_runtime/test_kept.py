@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.client import TaskOffer
 from edge_runtime.kept import KeptFiles
 from edge_runtime.participant import Contribution, Kept
 from federation.errors import DiskFull, InputError
+from federation.messages import TaskOffer
 from federation.space import Vector
 
 

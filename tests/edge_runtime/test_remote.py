@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.client import TaskOffer
 from edge_runtime.remote import RemoteBundle, RemoteSource
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, WEIGHTS_NAME
+from federation.messages import TaskOffer
 from federation.weights import header, write_weights
 from tests.coordinator.harness import write_bundle
 
