@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import inspect
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import InputError
 from federation.manifest import Loss, LossName, Source
 from model_export.capture import Captured, capture_torch
@@ -161,18 +159,7 @@ def _file_source(
 
 def _load_factory(path: Path, name: str) -> tuple[Callable[..., nn.Module], bool]:
     """A user's function that builds a model, and whether it takes a width."""
-    if not path.is_file():
-        raise InputError(f"no such file: {path}")
-    spec = importlib.util.spec_from_file_location(f"embrace_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} cannot be imported as a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look their module up
-    with _neighbours(path):
-        try:
-            spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:  # whatever the user's file raises
-            raise InputError(f"{path} cannot be imported: {_one_line(error)}") from error
+    module = import_file(path)
     factory = getattr(module, name, None)
     if not callable(factory):
         functions = sorted(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
@@ -180,10 +167,10 @@ def _load_factory(path: Path, name: str) -> tuple[Callable[..., nn.Module], bool
 
     def build(**options: float) -> nn.Module:
         try:
-            with _neighbours(path):
+            with neighbours(path):
                 built = factory(**options)
         except (Exception, SystemExit) as error:  # whatever the user's factory raises
-            raise InputError(f"the factory {name} in {path} failed: {_one_line(error)}") from error
+            raise InputError(f"the factory {name} in {path} failed: {one_line(error)}") from error
         if not isinstance(built, nn.Module):
             raise InputError(
                 f"the factory {name} in {path} must return a torch.nn.Module, it returned {type(built).__name__}"
@@ -198,22 +185,6 @@ def _takes_width(factory: Callable[..., Any]) -> bool:
         return "width" in inspect.signature(factory).parameters
     except ValueError:  # not written in Python
         return False
-
-
-@contextlib.contextmanager
-def _neighbours(path: Path) -> Iterator[None]:
-    """A model file may import the files beside it."""
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _onnx_source(
@@ -252,7 +223,7 @@ def _load_onnx(path: Path) -> onnx.ModelProto:
         model = onnx.load(str(path))
         onnx.checker.check_model(model)
     except Exception as error:  # protobuf and the checker raise unrelated types
-        raise InputError(f"{path} is not a readable ONNX model: {_one_line(error)}") from None
+        raise InputError(f"{path} is not a readable ONNX model: {one_line(error)}") from None
     return model
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 
 from edge_runtime.data.archive import PAIRS, accepted_names
 from edge_runtime.data.fit import Array, shape_text
+from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import DataError
 
 MOST_BYTES = 2 << 30  # of batches that are put together in memory
@@ -22,10 +20,8 @@ def read_user_file(reference: str) -> tuple[Array, Array]:
     """Inputs and labels: arrays, or batches that are put together."""
     path_text, _, name = reference.rpartition(":")
     path = Path(path_text)
-    if not path.is_file():
-        raise DataError(f"no such file: {path}")
-    with _neighbours(path):
-        found = _find(path, name)
+    found = _find(path, name)
+    with neighbours(path):
         try:
             given = found() if callable(found) else found
             pair = _as_pair(given)
@@ -33,35 +29,15 @@ def read_user_file(reference: str) -> tuple[Array, Array]:
         except DataError as error:
             raise DataError(f"{reference}: {error}") from error.__cause__
         except (Exception, SystemExit) as error:  # whatever the user's code raises
-            raise DataError(f"{reference} failed: {_one_line(error)}") from error
+            raise DataError(f"{reference} failed: {one_line(error)}") from error
 
 
 def _find(path: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"embrace_data_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} cannot be imported as a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
-        raise DataError(f"{path} cannot be imported: {_one_line(error)}") from error
+    module = import_file(path, DataError)
     if not hasattr(module, name):
         names = sorted(each for each in vars(module) if not each.startswith("_"))
         raise DataError(f"{path} has no {name!r}; it has: {', '.join(names)[:200] or 'nothing'}")
     return getattr(module, name)
-
-
-@contextlib.contextmanager
-def _neighbours(path: Path) -> Iterator[None]:
-    """A data file may import the files beside it."""
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the user's code may have changed it
-            sys.path.remove(folder)
 
 
 def _as_pair(given: Any) -> tuple[Any, Any] | None:
@@ -123,7 +99,3 @@ def _check_alike(number: int, batch: Array, first: Array, what: str) -> None:
             f"batch {number} has {what} of {shape_text(batch.shape[1:])} ({batch.dtype}), the first batch of "
             f"{shape_text(first.shape[1:])} ({first.dtype})"
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

@@ -102,25 +102,35 @@ def wait_for(what: object, seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
+def enrol_all(world: World) -> list[str]:
+    """The tokens of a device of every tier."""
+    known = world.registry
+    return [known.enrol(known.invite(1, 60), tier, DeviceProfile(tier=tier))[1] for tier in TIERS]
+
+
+def finish(prepared: Prepared, directory: Path, threads: list[threading.Thread], errors: list[BaseException]) -> None:
+    """Until every device has answered in every round, and the last version is there."""
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not errors and not any(thread.is_alive() for thread in threads)
+    wait_for(lambda: Files(directory).version(prepared.job, ROUNDS).is_file())
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = tmp_path_factory.mktemp("kill")
     world = World(folder / "start", width=WIDTH)
     world.now = time.time()
-    enrolled = [world.registry.enrol(world.registry.invite(1, 60), tier, DeviceProfile(tier=tier))[1] for tier in TIERS]
+    enrolled = enrol_all(world)
     job = world.job(num_rounds=ROUNDS, participate={"min_available": 3})
     world.end()
     start = Prepared(folder / "start", world.manifest, job, tuple(enrolled))
     undisturbed = start.copy(folder / "undisturbed")
     process, url = start_server(undisturbed)
     try:
-        threads, errors = run_fleet(start, url)
-        for thread in threads:
-            thread.join(PATIENCE)
-        wait_for(lambda: Files(undisturbed).version(job, ROUNDS).is_file())
+        finish(start, undisturbed, *run_fleet(start, url))
     finally:
         end_process(process)
-    assert not errors
     expected = start.result(undisturbed)
     first = np.array(map_weights(Files(start.directory).version(job, 0), world.manifest.space))
     last = np.array(map_weights(Files(undisturbed).version(job, ROUNDS), world.manifest.space))
@@ -148,10 +158,7 @@ def test_killed_at_a_point(prepared: Prepared, tmp_path: Path, point: str, times
         end_process(process)
         process, again = start_server(directory, port=httpx.URL(url).port or 0)
         assert again == url
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not errors and not any(thread.is_alive() for thread in threads)
-        wait_for(lambda: Files(directory).version(prepared.job, ROUNDS).is_file())
+        finish(prepared, directory, threads, errors)
         wait_for(lambda: not list((directory / "spool").iterdir()))
     finally:
         end_process(process)
@@ -183,10 +190,7 @@ def test_killed_in_the_middle_of_an_upload(prepared: Prepared, tmp_path: Path) -
         process, _ = start_server(directory, port=httpx.URL(url).port or 0)
         assert list((directory / "spool").iterdir()) == []
         threads, errors = run_fleet(prepared, url)
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not errors
-        wait_for(lambda: Files(directory).version(prepared.job, ROUNDS).is_file())
+        finish(prepared, directory, threads, errors)
     finally:
         end_process(process)
     assert prepared.result(directory) == prepared.expected
@@ -203,10 +207,7 @@ def test_killed_again_and_again(prepared: Prepared, tmp_path: Path) -> None:
             assert process.wait(PATIENCE) == -signal.SIGKILL
             end_process(process)
             process, _ = start_server(directory, port=httpx.URL(url).port or 0, point=point, times=times)
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not errors
-        wait_for(lambda: Files(directory).version(prepared.job, ROUNDS).is_file())
+        finish(prepared, directory, threads, errors)
     finally:
         end_process(process)
     assert prepared.result(directory) == prepared.expected
@@ -231,7 +232,7 @@ def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, li
     world.now = time.time()
     digest = file_ref(SHIPPED / "model", MANIFEST_NAME).sha256
     shutil.copytree(SHIPPED / "model", world.files.bundle(digest))
-    enrolled = [world.registry.enrol(world.registry.invite(1, 60), tier, DeviceProfile(tier=tier))[1] for tier in TIERS]
+    enrolled = enrol_all(world)
     plan = {"bundle": "digits", "num_rounds": ROUNDS, "participate": {"min_available": 3}}
     plan["evaluate"] = {"data": str(SHIPPED / "digits.npz")}
     job = world.coordinator.create_job(plan_from(plan), digest)
@@ -240,13 +241,10 @@ def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, li
     directory = start.copy(folder / "undisturbed")
     process, url = start_server(directory)
     try:
-        threads, errors = run_fleet(start, url)
+        finish(start, directory, *run_fleet(start, url))
         wait_for(lambda: len(scored_versions(directory, job)) == 2 * ROUNDS)
     finally:
         end_process(process)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert not errors
     return start, scored_versions(directory, job)
 
 
@@ -262,9 +260,7 @@ def test_killed_before_a_version_was_put_up_for_scoring(to_be_scored, tmp_path: 
         assert version not in {row[0] for row in scored_versions(directory, prepared.job)}
         end_process(process)
         process, _ = start_server(directory, port=httpx.URL(url).port or 0)
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert not errors
+        finish(prepared, directory, threads, errors)
         wait_for(lambda: len(scored_versions(directory, prepared.job)) >= len(expected))
     finally:
         end_process(process)
