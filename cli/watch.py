@@ -271,7 +271,7 @@ def watch_lines(client: AdminClient, job: str) -> str:
             line = f"round {body['round']}: {body['updates']} updates, training loss {_loss(body['loss'])}, " + (
                 f"{show.size(body['bytes_up'])} received"
             )
-        elif event["kind"] == "Evaluated":
+        elif event["kind"] == "Evaluated" and "error" not in body:
             line = f"version {body['version']}: " + ", ".join(
                 f"{name} {value:.4f}" for name, value in body.items() if isinstance(value, float)
             )

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +36,23 @@ class Evaluations:
     def __init__(self, done: Callable[[Evaluation, dict[str, Any]], None]) -> None:
         self._done = done
         self._waiting: queue.SimpleQueue[Evaluation | None] = queue.SimpleQueue()
+        self._unfinished: Counter[str] = Counter()  # by job
+        self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="evaluate", daemon=True)
         self._thread.start()
 
     def put(self, request: Evaluation) -> None:
+        self._count(request, 1)
         self._waiting.put(request)
+
+    def unfinished(self, job: str) -> bool:
+        """Whether there is a version of a job whose score is still to come."""
+        with self._counting:
+            return self._unfinished[job] > 0
+
+    def _count(self, request: Evaluation, change: int) -> None:
+        with self._counting:
+            self._unfinished[request.job] += change
 
     def close(self) -> None:
         """Finish what is waiting."""
@@ -54,11 +67,13 @@ class Evaluations:
                 log.exception("version %s of job %s was not evaluated", request.version, request.job)
             finally:
                 request.weights.unlink(missing_ok=True)
+                self._count(request, -1)
 
     @staticmethod
     def _score(request: Evaluation) -> dict[str, Any]:
-        given = {"bundle": str(request.bundle), "weights": str(request.weights), "data": request.data}
-        given["statistics"] = request.statistics
+        # Seen from the coordinator's folder, which is not that of the process: data may be FILE.py:NAME as well.
+        places = {"bundle": request.bundle, "weights": request.weights, "data": Path(request.data)}
+        given = {**{name: str(place.absolute()) for name, place in places.items()}, "statistics": request.statistics}
         command = [sys.executable, "-m", "edge_runtime.evaluate_version"]
         answer = subprocess.run(
             command, input=json.dumps(given), capture_output=True, text=True, timeout=LONGEST, check=False,

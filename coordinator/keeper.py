@@ -135,6 +135,13 @@ class JobKeeper(Views):
             self._then.append(lambda: self._runners.update({job: runner}))
         self.bell.ring()
 
+    def is_over(self, job: str) -> bool:
+        """Also its last version is scored, if that is wanted."""
+        if not super().is_over(job):
+            return False
+        with self._lock:  # behind whatever the end of the job led to
+            return not self._evaluations.unfinished(job)
+
     def set_state(self, job: str, state: str) -> None:
         """running, paused or stopped."""
         with self._lock, self._transaction(*self._runners.values()) as session:
@@ -276,9 +283,9 @@ class JobKeeper(Views):
                 runner.open(session, number + 1, self._now(runner))
                 self._then.append(partial(runner.summing.go_on, facts))
             self._then.append(self.bell.ring)
-        self._reached("after-commit")
+            self._then.append(partial(self._reached, "after-commit"))
+            self._then.append(partial(self._evaluate, job, job.version, runner.plan.evaluate))
         try:  # what follows can fail without harm
-            self._evaluate(job, job.version, runner.plan.evaluate)
             done += updates if job.state in FINISHED or not runner.hands_on(number + 1) else []
             _remove([self._body(update) for update in done])
             forget_versions(self.files, runner.id, before=job.version - 1)
@@ -287,12 +294,17 @@ class JobKeeper(Views):
 
     def _evaluate(self, job: JobRow, version: int, wanted: Evaluate) -> None:
         """Have a version scored; it gets a second name, because versions do not stay for ever."""
-        if wanted.data is not None and version % wanted.every == 0:
-            own = self.files.unscored(job.id, version)
+        if wanted.data is None or version % wanted.every:
+            return
+        own = self.files.unscored(job.id, version)
+        try:
             if not own.exists():
                 own.hardlink_to(self.files.version(job.id, version))
-            bundle = self.files.bundle(job.bundle)
-            self._evaluations.put(Evaluation(job.id, version, bundle, own, wanted.data, wanted.statistics))
+        except OSError:  # it is tried again after a restart, if the version is still there then
+            log.exception("job %s: version %s cannot be scored", job.id, version)
+            return
+        bundle = self.files.bundle(job.bundle)
+        self._evaluations.put(Evaluation(job.id, version, bundle, own, wanted.data, wanted.statistics))
 
     def _evaluate_again(self, session: Session) -> None:
         """What should have been scored when the process ended, and was not: it waited, or not even that."""

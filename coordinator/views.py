@@ -73,6 +73,9 @@ class Views:
             raise NotFound(f"there is no job {job!r}")
         return state
 
+    def is_over(self, job: str) -> bool:
+        return self.job_state(job) in FINISHED
+
     def rounds(self, job: str) -> list[dict[str, Any]]:
         self.job(job)
         with self.sessions() as session:
@@ -92,8 +95,8 @@ class Views:
             return [{k: v for k, v in _columns(row).items() if k != "token_hash"} for row in rows]
 
     def events(self, job: str, after: int) -> tuple[list[dict[str, Any]], bool]:
-        """Events behind a number, and whether the job is over."""
-        over = self.job(job)["state"] in FINISHED
+        """Events behind a number, and whether there will be no others behind these."""
+        over = self.is_over(job)
         with self.sessions() as session:
             newer = select(EventRow).where(EventRow.job == job, EventRow.id > after).order_by(EventRow.id)
             return [_columns(row) for row in session.scalars(newer.limit(EVENTS_AT_ONCE))], over

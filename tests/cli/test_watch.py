@@ -146,6 +146,18 @@ def test_lines_for_a_pipe(embrace: Embrace, tmp_path: Path) -> None:
     assert "round 1: 1 updates, training loss 1.5000, 236 B received" in lines
 
 
+def test_a_score_that_cannot_be_had_is_told_until_the_end(embrace: Embrace, tmp_path: Path) -> None:
+    """Its graphs are no graphs; scoring takes longer than the job."""
+    with live_server(tmp_path / "server") as server:
+        job = server.create_job(tmp_path / "bundle", num_rounds=2, evaluate={"data": str(tmp_path / "nowhere.npz")})
+        work(server.enrol("quick"), 2)
+        lines = embrace("job", "watch", job, "--server", server.url, "--token", server.admin).out.splitlines()
+    for number in range(2):
+        why = f"version {number + 1} could not be scored, no such file: {tmp_path / 'nowhere.npz'}"
+        assert f"round {number}: {why}" in lines
+    assert lines[-1] == "done, version 2" and not any(line.startswith("version ") for line in lines)
+
+
 def test_a_job_that_fails(embrace: Embrace, tmp_path: Path) -> None:
     with live_server(tmp_path / "server") as server:
         rule = {"deadline": 0.5, "on_missing_quorum": "fail"}
@@ -176,6 +188,7 @@ def test_the_live_view_outlives_the_coordinator(tmp_path: Path) -> None:
             work(device, 1)
             assert screen.end() == 0 and "2 of 2 rounds" in screen.text
         finally:
+            screen.process.kill()
             again.terminate()
             again.wait()
 
@@ -203,7 +216,7 @@ class Screen:
         )  # fmt: skip
         os.close(theirs)
         self.text = ""
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)  # it does not outlive a test that fails
         self._reader.start()
 
     def _read(self) -> None:

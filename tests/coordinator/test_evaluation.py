@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 
 from coordinator import evaluation
 from coordinator.evaluation import Evaluation, Evaluations
-from tests.coordinator.harness import World
+from federation.manifest import WEIGHTS_NAME
+from tests.coordinator.harness import ROOT, World
+
+SHIPPED = ROOT / "bench" / "demo_bundle"
 
 
 def requests(folder: Path, count: int) -> list[Evaluation]:
@@ -35,6 +40,24 @@ def test_a_score_that_cannot_be_had_is_an_error_in_words(tmp_path: Path) -> None
     evaluations.close()
     assert found[0][0] == request and "is not a bundle" in found[0][1]["error"]
     assert not request.weights.exists()
+
+
+@pytest.mark.parametrize("data", ["digits.npz", "mine.py:load"])
+def test_relative_paths_are_seen_from_the_coordinators_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """`embrace serve --data coordinator`: the process that scores has another folder."""
+    shutil.copytree(SHIPPED / "model", tmp_path / "model")
+    shutil.copyfile(SHIPPED / "model" / WEIGHTS_NAME, tmp_path / "1.evaluated")
+    shutil.copyfile(SHIPPED / "digits.npz", tmp_path / "digits.npz")
+    loads = f"dict(np.load({str(SHIPPED / 'digits.npz')!r}))"
+    (tmp_path / "mine.py").write_text(f"import numpy as np\n\ndef load():\n    return {loads}\n")
+    monkeypatch.chdir(tmp_path)
+    found: list[dict[str, Any]] = []
+    evaluations = Evaluations(lambda request, score: found.append(score))
+    evaluations.put(Evaluation("job", 1, Path("model"), Path("1.evaluated"), data))
+    evaluations.close()
+    assert "error" not in found[0] and 0 <= found[0]["accuracy"] <= 1 and found[0]["mean_loss"] > 0
 
 
 def test_one_after_the_other_and_one_that_breaks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +128,25 @@ def test_a_score_that_was_recorded_is_not_computed_again(world: World, monkeypat
     assert not left_over.exists()
     world.restart()
     assert [row["value"] for row in world.coordinator.metrics(job)] == [0.25]
+
+
+def test_a_job_is_over_for_whoever_watches_when_its_last_version_is_scored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def score(request: Evaluation) -> dict[str, Any]:
+        assert go_on.wait(30)
+        return {"accuracy": 0.25}
+
+    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(score))
+    job = world.job(num_rounds=1, evaluate={"data": "test.npz"})
+    world.round([world.device()])
+    assert world.state(job)["state"] == "done"
+    events, over = world.coordinator.events(job, 0)
+    assert events[-1]["kind"] == "JobState" and not over
+    go_on.set()
+    until = time.monotonic() + 30
+    while not over and time.monotonic() < until:
+        events, over = world.coordinator.events(job, 0)
+    assert over and events[-1]["kind"] == "Evaluated", "nothing is over before everything was told"
