@@ -6,6 +6,7 @@ memory, too. Every machine of the cluster needs this project, and files that the
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -63,7 +64,7 @@ class RayPool:
                     break
                 actor = idle.popleft()
                 versions = {name: version for name, (version, _) in self._shared.items()}
-                answer = actor.run.remote(job, versions, *(place for _, place in self._shared.values()))
+                answer = actor.run.remote(json.dumps(job), versions, *(place for _, place in self._shared.values()))
                 busy[answer] = actor
                 order.append((answer, job))
             if order and order[0][0] in done:
@@ -86,7 +87,7 @@ class RayPool:
             raise WorkerError(f"a worker of the cluster is gone at {str(job)[:120]}: {first}") from None
         if error:
             raise WorkerError(f"a worker of the cluster: {error}")
-        return reply, slot
+        return json.loads(reply), slot
 
     def close(self) -> None:
         for actor in self._actors:
@@ -113,7 +114,8 @@ class _Actor:
         self._seen: dict[str, int] = {}
         self._work: Work | None = None
 
-    def run(self, job: Job, versions: dict[str, int], *values: NDArray[Any]) -> tuple[str, Job, Arrays]:
+    def run(self, job: str, versions: dict[str, int], *values: NDArray[Any]) -> tuple[str, str, Arrays]:
+        """Jobs and answers are JSON, as through a pipe: what they say does not depend on the pool."""
         slot: Arrays = {name: np.zeros(item.shape, item.dtype) for name, item in self._plan.slot.items()}
         try:
             for (name, version), value in zip(versions.items(), values, strict=True):
@@ -121,7 +123,7 @@ class _Actor:
                     self._shared[name][...] = value  # in place: the work holds views
                     self._seen[name] = version
             self._work = self._work or self._plan.worker(self._shared)
-            return "", self._work(job, slot), slot
+            return "", json.dumps(self._work(json.loads(job), slot)), slot
         except Exception as error:  # whatever it is, the one who waits has to hear of it
             kind = "" if isinstance(error, EmbraceError) else f"{type(error).__name__}: "
-            return kind + (str(error).splitlines() or [""])[0], {}, {}
+            return kind + (str(error).splitlines() or [""])[0], "{}", {}
