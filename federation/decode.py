@@ -59,7 +59,7 @@ class _Decoder:
 
     def _dataclass(self, kind: Any, value: Any, where: str) -> Any:
         self._expect(isinstance(value, dict), where, "an object", value)
-        hints = _hints(kind)
+        hints = hints_of(kind)
         known = {f.name: f for f in fields(kind) if f.init}
         unknown = sorted(set(value) - set(known))
         self._expect(not unknown, where, f"only the fields {', '.join(sorted(known))}", unknown)
@@ -78,6 +78,6 @@ def _has_default(known: Field[Any]) -> bool:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def hints_of(kind: Any) -> dict[str, Any]:
     """Annotations are text until somebody asks; asking takes longer than decoding."""
     return get_type_hints(kind)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -178,7 +179,7 @@ class Manifest:
         except InputError as error:
             raise BundleError(f"boundary {boundary.name!r}: {error}") from None
 
-    @property
+    @cached_property
     def space(self) -> ParameterSpace:
         return ParameterSpace([layer.parameters for layer in self.layers])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin
 
 from federation.axes.local.chain import check_rules
 from federation.axes.local.control_variate import ControlVariate
@@ -17,6 +17,7 @@ from federation.axes.local.proximal import Proximal
 from federation.axes.local.rule import LocalRule
 from federation.axes.local.server_momentum import ServerMomentum
 from federation.axes.local.weight_decay import WeightDecay
+from federation.decode import hints_of
 from federation.errors import InputError
 
 _RULES: Final[Mapping[str, Any]] = {
@@ -90,7 +91,7 @@ def _decode(item: object, where: str) -> LocalRule:
         raise _unexpected(f"{where} ({name})", f"only {_listed(['rule', *known])}", _listed(unknown))
     if missing := [key for key, required in known.items() if required and key not in given]:
         raise _unexpected(f"{where} ({name})", _listed(missing), "nothing")
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     rule: LocalRule = kind(**{key: _value(hints[key], value, f"{where}.{key}") for key, value in given.items()})
     return rule
 
