@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
 from io import BufferedIOBase
 from typing import Any
 
@@ -44,13 +46,16 @@ class Layouts:
 
     def decoder(self, layout: Layout) -> tuple[UpdateDecoder, int]:
         """What checks an update, and the most bytes that it can have."""
-        bounds = self.plan.bounds
         room = 4 * len(layout.header) + 4096  # for another way of writing the same
-        limits = Limits(
-            max_header_bytes=room, max_norm=bounds.max_norm, max_value=bounds.max_value,
-            max_other_value=bounds.max_other_value,
-        )  # fmt: skip
-        return UpdateDecoder(layout, limits), 8 + room + 4 * layout.space.size
+        return UpdateDecoder(layout, replace(self.limits, max_header_bytes=room)), 8 + room + 4 * layout.space.size
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the values of an update may be."""
+        bounds = self.plan.bounds
+        return Limits(
+            max_norm=bounds.max_norm, max_value=bounds.max_value, max_other_value=bounds.max_other_value
+        )
 
 
 class RoundSums:

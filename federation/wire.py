@@ -98,6 +98,11 @@ class Layout:
         return weights.header(self.space)
 
     @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins in the data that is written here."""
+        return {parameter.name: 4 * self.space.slice_of(parameter.name).start for parameter in self.space}
+
+    @cached_property
     def owners(self) -> list[str]:
         """The track of every layer of the space."""
         return [track for track, region in self.tracks.items() for _ in region.layers]
@@ -172,13 +177,33 @@ class UpdateDecoder:
             raise
 
 
+def check_data(layout: Layout, limits: Limits, data: bytes) -> CheckedUpdate:
+    """What a decoder finds in a body with the layout's own header, from its data alone; places count from there."""
+    if len(data) != 4 * layout.space.size:
+        raise WireError(f"the data has {len(data)} bytes; expected {4 * layout.space.size}")
+    steps, rest = _check_data(layout, limits, layout.offsets, 0), memoryview(data)
+    try:
+        wanted = next(steps)
+        while True:
+            block, rest = rest[:wanted], rest[wanted:]
+            wanted = steps.send(block)
+    except StopIteration as done:
+        found: CheckedUpdate = done.value
+        return found
+
+
 def _check(layout: Layout, limits: Limits) -> Steps:
     """The checks, in the order of the bytes."""
     length = int.from_bytes((yield 8), "little")
     if not 2 <= length <= limits.max_header_bytes:
         raise WireError(f"the header is said to have {length} bytes; expected from 2 to {limits.max_header_bytes}")
+    offsets = _read_header((yield length), layout.space, limits)
+    return (yield from _check_data(layout, limits, offsets, 8 + length))
+
+
+def _check_data(layout: Layout, limits: Limits, offsets: dict[str, int], start: int) -> Steps:
+    """The checks of the values; the data begins at byte `start` of the file."""
     part, tracks, owner = layout.space, layout.tracks, layout.owners
-    offsets = _read_header((yield length), part, limits)
     pieces = _pieces(part, offsets)
     squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
     largest = dict.fromkeys(tracks, 0.0)
@@ -211,14 +236,14 @@ def _check(layout: Layout, limits: Limits) -> Steps:
         mine = slice(done, done := done + len(region.layers))
         norm = math.sqrt(math.fsum([*squares["weight"][mine], *squares["statistic"][mine]]))
         places = tuple(
-            (8 + length + offsets[_named(track, piece.parameter).name], piece.run)
+            (start + offsets[_named(track, piece.parameter).name], piece.run)
             for layer in region.layers
             for piece in layer
         )
         found[track] = CheckedTrack(region, places, tuple(squares["weight"][mine]), norm, largest[track])
     if MODEL in found and found[MODEL].norm > most_norm:
         raise WireError(f"the norm is {found[MODEL].norm:.17g}; expected at most {most_norm:.17g}")
-    return CheckedUpdate(found, 8 + length + 4 * part.size)
+    return CheckedUpdate(found, start + 4 * part.size)
 
 
 def read_blocks(file: BufferedIOBase, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:

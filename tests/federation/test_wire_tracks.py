@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from federation.wire import (
     Limits,
     UpdateDecoder,
     WireError,
+    check_data,
     encode,
     read_blocks,
     within,
@@ -109,6 +111,25 @@ def test_there_and_back(data: st.DataObject) -> None:
                 assert track.squares[layer] == pytest.approx(math.fsum(squares), rel=1e-14)
     for name, tensor in tensors(vectors).items():
         np.testing.assert_array_equal(load(ours)[name], tensor)
+    assert_same_without_header(layout, ours)
+
+
+def assert_same_without_header(layout: Layout, written: bytes) -> None:
+    """Whoever has the data in memory finds what a decoder finds in the body, bit for bit."""
+    start = len(layout.header)
+    expected, found = decode(layout, written), check_data(layout, Limits(), written[start:])
+    assert found.size == expected.size - start
+    for name, track in expected.tracks.items():
+        places = tuple((offset - start, run) for offset, run in track.places)
+        assert found.tracks[name] == replace(track, places=places)
+
+
+def test_blocks_of_data_without_a_header_are_those_of_the_body() -> None:
+    """Sums of squares depend on where blocks begin."""
+    space = ParameterSpace([[Parameter("w", "weight", (7, 2001)), Parameter("s", "statistic", (5,))]])
+    rng = np.random.default_rng(0)
+    vectors = {name: (whole(space), rng.standard_normal(space.size).astype(np.float32)) for name in TRACKS}
+    assert_same_without_header(Layout(dict.fromkeys(TRACKS, whole(space))), body(vectors))
 
 
 @given(st.data())
@@ -213,6 +234,15 @@ def test_attacks(attack: str, chunk: int) -> None:
 def test_each_track_has_its_own_limits(limits: Limits, message: str) -> None:
     with pytest.raises(WireError, match=message):
         decode(LAYOUT, GOOD, limits)
+    with pytest.raises(WireError, match=message):
+        check_data(LAYOUT, limits, GOOD[len(LAYOUT.header) :])
+
+
+@pytest.mark.parametrize("missing", [-4, 4])
+def test_data_of_another_length(missing: int) -> None:
+    data = GOOD[len(LAYOUT.header) :]
+    with pytest.raises(WireError, match=f"the data has {len(data) - missing} bytes; expected {len(data)}"):
+        check_data(LAYOUT, Limits(), data[:-4] if missing > 0 else data + bytes(4))
 
 
 def test_limits_are_reached_but_not_passed_and_the_norm_is_that_of_the_model() -> None:
@@ -251,3 +281,4 @@ def test_a_body_of_nothing() -> None:
     checked = decode(Layout(dict.fromkeys((MODEL, "control"), nothing)), data)
     assert (checked.model.norm, checked.model.largest, checked.size) == (0.0, 0.0, len(data))
     assert list(read_blocks(io.BytesIO(data), checked.model)) == []
+    assert_same_without_header(Layout(dict.fromkeys((MODEL, "control"), nothing)), data)
