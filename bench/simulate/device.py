@@ -1,7 +1,8 @@
 """Simulated devices at work in one process: several tasks of a round, with the code that devices run.
 
 What a device keeps lies in files of the run's folder, under the names of tasks, so that any process can go on with any
-device. Updates are encoded, checked and folded as on the coordinator: the same bits come of it.
+device. Updates are checked and folded by the coordinator's own code: the same bits come of it. What it would read from
+the wire it gets as it lies in memory; only the header, which says what is known here, is not written and read again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from bench.simulate.server import BEFORE, Seat
 from coordinator.plan import Plan
@@ -29,7 +32,7 @@ from federation.messages import Task, decode_task, encode_task
 from federation.region import Region, of_layers
 from federation.space import Vector
 from federation.traffic import Traffic, traffic_of
-from federation.wire import MODEL, WireError, encode
+from federation.wire import MODEL, CheckedUpdate, Layout, WireError, check_data
 
 HANDED_ON = "handed-on"  # folder of local models
 
@@ -55,14 +58,28 @@ class Share:
     saved: int = 0  # the round with which the run would go on, if it ended now
 
     def encode(self) -> dict[str, Any]:
-        """For JSON."""
-        groups = [[{**vars(seat), "task": encode_task(seat.task)} for seat in group] for group in self.groups]
-        return {**vars(self), "facts": asdict(self.facts), "groups": groups}
+        """For JSON. A task that is the one before but for its seed is not written again."""
+        tasks: list[Task] = []
+        groups = []
+        for group in self.groups:
+            seats = []
+            for seat in group:
+                plain = replace(seat.task, seed=0)
+                tasks += [] if tasks and tasks[-1] == plain else [plain]
+                seats.append({**vars(seat), "task": [len(tasks) - 1, seat.task.seed]})
+            groups.append(seats)
+        return {**vars(self), "facts": asdict(self.facts), "tasks": list(map(encode_task, tasks)), "groups": groups}
 
     @classmethod
     def decode(cls, data: dict[str, Any]) -> Share:
-        groups = [[Seat(**{**seat, "task": decode_task(seat["task"])}) for seat in group] for group in data["groups"]]
-        return cls(**{**data, "facts": decode(Facts, data["facts"], "facts"), "groups": groups})
+        rest = {**data, "facts": decode(Facts, data["facts"], "facts")}
+        tasks = list(map(decode_task, rest.pop("tasks")))
+
+        def seat(told: dict[str, Any]) -> Seat:
+            number, seed = told["task"]
+            return Seat(**{**told, "task": replace(tasks[number], seed=seed)})
+
+        return cls(**{**rest, "groups": [list(map(seat, group)) for group in data["groups"]]})
 
 
 @dataclass
@@ -118,32 +135,44 @@ class Devices:
         self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done
     ) -> None:
         contribution = finish(start, outcome, self.manifest)
-        body = b"".join(map(bytes, encode(contribution.tracks)))
-        decoder, _ = self._layouts.decoder(self._layouts.layout(seat.task.boundary, work.number, work.facts))
         try:
-            decoder.feed(body)
-            update = decoder.finish()
+            update, body = self._checked(contribution, seat, work)
         except WireError as error:  # a coordinator refuses it, and goes on without this device
             done.failures.append(f"{seat.device}: {error}")
             return
         if work.compares and not seat.task.exchange.keeps_model:
             self._look(seat, start, outcome.parameters)  # what began as one model for all
-        kept = self._kept(seat.device)
-        kept.save(seat.id, seat.task.boundary, contribution)
-        before = [task for task in kept.tasks() if _round_of(task) < work.saved]
-        kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
+        if self.plan.choices.keeps_state:
+            self._keep(work, seat, contribution)
         if work.hands_on:
             self._hand_on(work, seat, contribution)
         frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
         own = traffic_of(sent, self._by_layer([frozen, *server.received]))
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
-        report = asdict(replace(outcome.report, lost_state=start.lost, bytes=moved))
+        report = dict(vars(replace(outcome.report, lost_state=start.lost, bytes=moved)))
         done.traffic += own
         weight = self.plan.weigh.weight(int(report["samples"]))
-        done.sums.fold(update, io.BytesIO(body), weight, seat.count, report)
+        done.sums.fold(update, body, weight, seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
+
+    def _checked(self, contribution: Contribution, seat: Seat, work: Share) -> tuple[CheckedUpdate, io.BytesIO]:
+        """What the coordinator would find in an update, and the data of its body."""
+        expected = self._layouts.layout(seat.task.boundary, work.number, work.facts)
+        own = {name: region for name, (region, _) in contribution.tracks.items()}
+        if own != expected.tracks:
+            raise WireError(f"{seat.task.boundary}: the update has other parts of the model than the round asks for")
+        layout = expected if list(own) == list(expected.tracks) else Layout(own)
+        data = b"".join(np.ascontiguousarray(vector, "<f4").data for _, vector in contribution.tracks.values())
+        return check_data(layout, self._layouts.limits, data), io.BytesIO(data)
+
+    def _keep(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+        """For the device's next round, and for a run that goes on from the last checkpoint."""
+        kept = self._kept(seat.device)
+        kept.save(seat.id, seat.task.boundary, contribution)
+        before = [task for task in kept.tasks() if _round_of(task) < work.saved]
+        kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
 
     def _look(self, seat: Seat, start: Begun, weights: Vector) -> None:
         if start.graph.size == self.manifest.space.size:
@@ -204,15 +233,3 @@ class _Vectors:
 
 def _round_of(task: str) -> int:
     return int(task.split("-")[1])
-
-
-def shares(groups: Sequence[list[Seat]], cost: Callable[[Seat], float], count: int) -> list[list[list[Seat]]]:
-    """The groups in about equal shares: the largest first, each to whoever has least."""
-    loads = [0.0] * count
-    found: list[list[list[Seat]]] = [[] for _ in range(count)]
-    for group in sorted(groups, key=lambda group: -sum(map(cost, group))):
-        least = loads.index(min(loads))
-        loads[least] += sum(map(cost, group))
-        found[least].append(group)
-    return found
-

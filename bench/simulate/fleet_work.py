@@ -12,20 +12,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from bench.simulate.device import Devices, Share
 from bench.simulate.group_engine import GroupTrainer
-from bench.simulate.pool import Arrays, Job, Layout, Work
+from bench.simulate.outputs import Outputs
+from bench.simulate.pool import Arrays, Job, Work
 from bench.simulate.ready import ReadySamples
-from bench.simulate.similarity import Similarity
 from bench.simulate.torch_engine import GlobalSource, TorchEngine
 from coordinator.plan import plan_from
 from edge_runtime.calibrate import batches_of, calibrated
@@ -37,18 +36,11 @@ from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
-from federation.manifest import Boundary, Manifest, read_manifest
+from federation.manifest import Boundary, read_manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
 from federation.wire import MODEL
-
-
-def layouts(manifest: Manifest, arrays: Mapping[str, Any], vectors: int, tracks: int) -> tuple[Any, Any]:
-    """(what is shared, a slot)."""
-    size = manifest.space.size
-    shared = {name: Layout(array.shape, str(array.dtype)) for name, array in arrays.items()}
-    return {"vectors": Layout((vectors, size)), **shared}, {"sums": Layout((tracks, size), "int64")}
 
 
 def build(settings: Job, shared: Arrays) -> Work:
@@ -78,11 +70,11 @@ class _Worker:
         return {"done": done.encode(), "totals": totals}
 
     @cached_property
-    def _similarity(self) -> Similarity:
-        return Similarity(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
+    def _outputs(self) -> Outputs:
+        return Outputs(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
 
     def _look(self, slot: int, weights: Vector) -> None:
-        self._similarity.look(slot, weights)
+        self._outputs.look(slot, weights)
 
     def samples(self, device: str) -> ReadySamples:
         first, end = self._places[device]

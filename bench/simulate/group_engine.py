@@ -1,9 +1,9 @@
 """Devices of a simulation, several at once where that is quicker, with the results of training them one by one.
 
 A step of a small model is mostly overhead: of Python, of PyTorch, of a dozen small kernels. Devices that do the same
-(boundary, steps, batch, rules) on different data share it. A device's result depends on its own data and on how many
-devices are trained with it, not on which; who wants equal results from any number of processes forms groups of the
-cohort's order, before they are handed out.
+(boundary, steps, batch, rules) on different data share it. A device's result depends on its own data and on whether it
+is trained with others, not on which or how many; who wants equal results from any number of processes decides that by
+the cohort's order (dealing.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from bench.simulate.dealing import GROUP, LEAST, may_stack
 from bench.simulate.group_step import GroupStep, stackable
 from bench.simulate.ready import ReadySamples
-from bench.simulate.torch_engine import Forward, TorchEngine, infer
+from bench.simulate.torch_engine import TorchEngine, infer
 from edge_runtime.data import Augmentation, Samples
 from edge_runtime.layers import LayerSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches
@@ -35,10 +36,7 @@ from model_export.oracle import random_labels
 from model_export.shapes import sample_input
 
 AnySamples = Samples | ReadySamples
-# Multiply-accumulates of a step above which a device alone keeps a core busy. 16 devices against a plain loop, at batch
-# 32: logistic regression (0.25 million) 2.9 times as quick, the digits (5) 1.8, two hidden layers (6.4) 1.4, the
-# smallest CNN of the papers (120) 0.9. Below four devices nothing is gained.
-MOST_MACS, LEAST = 10_000_000, 4
+CHECKED = LEAST, 7, GROUP  # devices in a stack
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class GroupTrainer:
     def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
         """`source` says which version the engine's weights are."""
         self.engine, self.source, self.manifest = engine, source, engine.manifest
-        self._modules: dict[str, nn.Module | None] = {}
+        self._modules: dict[tuple[str, int], nn.Module | None] = {}  # by boundary and batch
 
     def train_group(
         self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
@@ -77,8 +75,9 @@ class GroupTrainer:
             groups.setdefault(self._kind(task, start, data), []).append(place)
         found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
         for places in groups.values():
-            covered = coverage(self.manifest, tasks[places[0]].boundary)
-            module = self._stackable(covered, tasks[places[0]]) if len(places) >= LEAST else None
+            task, batch = tasks[places[0]], min(tasks[places[0]].batch, len(samples[places[0]]))
+            covered = coverage(self.manifest, task.boundary)
+            module = self._stackable(covered, task, batch) if len(places) >= LEAST else None
             if module is None:
                 outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
             else:
@@ -107,31 +106,43 @@ class GroupTrainer:
         moved = Moved(local.x.copy(), local.rates, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
 
-    def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
+    def _stackable(self, covered: Coverage, task: Task, batch: int) -> nn.Module | None:
         """The module for a stack of devices, if it pays and PyTorch can do it."""
-        boundary = covered.boundary
-        macs = task.batch * sum(layer.macs for layer in self.manifest.layers[boundary.layer :])
-        if macs > MOST_MACS or len(covered.graphs) > 1 or task.activations != "float32":
+        if not may_stack(self.manifest, task):
             return None
-        if boundary.name not in self._modules:
-            self._modules[boundary.name] = self._tried(boundary)
-        return self._modules[boundary.name]
+        key = covered.boundary.name, batch
+        if key not in self._modules:
+            self._modules[key] = self._tried(covered.boundary, batch)
+        return self._modules[key]
 
-    def _tried(self, boundary: Boundary) -> nn.Module | None:
+    def _tried(self, boundary: Boundary, batch: int) -> nn.Module | None:
         """Some operators have no rule for stacks, or a slow one, which PyTorch warns about."""
-        if not Forward(self.manifest, boundary).plain:
-            return None
-        module = stackable(self.engine.trained_part(boundary))
-        manifest, entry = self.manifest, self.manifest.layers[boundary.layer].input
-        x = sample_input(entry.shape, entry.dtype, manifest.vocabulary, 4, 1).reshape(2, 2, *entry.shape)
-        labels = random_labels(manifest, 4, 1).astype(manifest.labels.dtype)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                GroupStep(module, manifest, boundary, 2).run(x, labels.reshape(2, 2, *manifest.labels.shape))
-        except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
-            return None
-        return module
+        module, manifest, rows = stackable(self.engine.trained_part(boundary)), self.manifest, GROUP * batch
+        x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, rows, 1)
+        labels = random_labels(manifest, rows, 1).astype(manifest.labels.dtype)
+        found = set()
+        for count in CHECKED:
+            entered, wanted = self.entered(boundary, x[: count * batch]), labels[: count * batch]
+            data = tuple(part.reshape(count, batch, *part.shape[1:]) for part in (entered, wanted))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    found.add(_first_of(GroupStep(module, manifest, boundary, count), *data))
+            except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
+                return None
+        return module if len(found) == 1 else None
+
+    def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
+        """What enters the boundary's layer."""
+        return infer(self.engine.frozen_part(boundary.layer), inputs) if boundary.layer else inputs
+
+
+def _first_of(step: GroupStep, inputs: NDArray[Any], labels: NDArray[Any]) -> bytes:
+    """What the first devices of a stack get from a step, bit for bit."""
+    rng, size = np.random.default_rng(1), step.parameters.size // step.count
+    step.parameters[:] = step.stack([0.1 * rng.random(size, np.float32) for _ in range(step.count)])
+    losses = step.run(inputs, labels)
+    return losses[:LEAST].tobytes() + b"".join(step.row(step.gradients, row).tobytes() for row in range(LEAST))
 
 
 class _Together:
@@ -146,7 +157,7 @@ class _Together:
         received: Sequence[Received],
         samples: Sequence[AnySamples],
     ) -> None:
-        self.engine, self.boundary, self.tasks, self.samples = trainer.engine, covered.boundary, tasks, samples
+        self.trainer, self.boundary, self.tasks, self.samples = trainer, covered.boundary, tasks, samples
         self.task, self.batch = tasks[0], min(tasks[0].batch, len(samples[0]))
         self.step = GroupStep(module, trainer.manifest, self.boundary, len(tasks))
         self.began = time.perf_counter()
@@ -185,7 +196,7 @@ class _Together:
             where = f"the loss is {losses[bad[0]]} at step {bad[0] + 1}" if bad.size else "parameters are not finite"
             return NonFiniteLoss(f"{where} of round {task.round} with the rate {task.rate:g}; use a smaller rate")
         report = Report(
-            status="done", boundary=self.name, engine=self.engine.name, profile="fast", round=task.round,
+            status="done", boundary=self.name, engine=self.trainer.engine.name, profile="fast", round=task.round,
             steps=task.steps, batch=self.batch, samples=len(self.samples[row]),
             loss=math.fsum(losses) / len(losses), last_loss=float(losses[-1]),
             seconds={"wall": seconds, "together": len(self.tasks)},
@@ -229,8 +240,7 @@ class _Together:
         return read
 
     def _entered(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        layer = self.boundary.layer
-        return self._stacked(infer(self.engine.frozen_part(layer), inputs) if layer else inputs)
+        return self._stacked(self.trainer.entered(self.boundary, inputs))
 
     def _stacked(self, rows: NDArray[Any]) -> NDArray[Any]:
         return rows.reshape(len(self.tasks), self.batch, *rows.shape[1:])

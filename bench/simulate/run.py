@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,19 +14,18 @@ from typing import Any
 import numpy as np
 
 from bench.device import describe_device
-from bench.simulate.device import Share, shares
-from bench.simulate.fleet_work import layouts
-from bench.simulate.layouts import in_groups
+from bench.simulate.dealing import Dealer
+from bench.simulate.device import Share
+from bench.simulate.layouts import layouts
 from bench.simulate.pool import LocalPool, Pool
 from bench.simulate.pool import Plan as WorkPlan
 from bench.simulate.scene import Scene, open_scene, shared_arrays
-from bench.simulate.server import Seat, ServerState, SimulatedServer
+from bench.simulate.server import ServerState, SimulatedServer
 from bench.simulate.similarity import compare
 from coordinator.plan import parse_plan, plan_to
 from edge_runtime.state import load_state, save_state
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
-from federation.coverage import coverage
 from federation.decode import decode
 from federation.errors import InputError
 from federation.manifest import read_manifest
@@ -35,7 +35,7 @@ from federation.weights import map_weights, write_weights
 from federation.wire import MODEL
 
 CHECKPOINT_SECONDS = 20.0
-SCORED = 256  # test samples that are worth a process
+SCORED = 256  # test samples that are scored together, whatever the number of processes
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -86,6 +86,8 @@ class Simulation:
         weights = map_weights(scene.bundle / self.manifest.weights.name, self.manifest.space)
         profiles = {device.id: device.profile for device in scene.devices}
         self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
+        samples = {device.id: len(device.numbers) for device in scene.devices}
+        self.dealer = Dealer(self.plan, self.manifest, samples, options.engine == "torch", options.workers)
         self.lines: list[dict[str, Any]] = []
         self.saved = 0  # the round that the checkpoint goes on with
 
@@ -140,10 +142,11 @@ class Simulation:
         seats = server.seats()
         draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
-        parts = shares(in_groups(seats), self._cost, self.options.workers)
         compares = self._due(self.options.svcca_every, number)
         facts, saved = server.state.facts, self.saved
-        works = [Share(number, facts, draws, groups, hands_on, compares, saved) for groups in parts if groups]
+        works = [
+            Share(number, facts, draws, groups, hands_on, compares, saved) for groups in self.dealer.deal(seats)
+        ]
         sums, found = server.sums(seats), []
         for answer, arrays in pool.map({"work": work.encode()} for work in works):
             found.append(answer["done"])
@@ -170,16 +173,10 @@ class Simulation:
     def _due(self, every: int, number: int) -> bool:
         return bool(every) and ((number + 1) % every == 0 or number + 1 == self.plan.num_rounds)
 
-    def _cost(self, seat: Seat) -> float:
-        """About how much a device computes."""
-        layers, start = self.manifest.layers, coverage(self.manifest, seat.task.boundary).boundary
-        share = start.width**2 if start.width else 1.0
-        return seat.task.steps * share * sum(3 * layer.macs for layer in layers[start.layer :])
-
     def _score(self, pool: Pool) -> Score:
         pool.share("vectors", np.stack(list(self.server.state.vectors.values())))
         count = len(self.scene.test_numbers)
-        step = max(SCORED, -(-count // self.options.workers))
+        step = SCORED * max(1, -(-count // (SCORED * self.options.workers)))
         jobs = [{"score": [start, min(start + step, count)]} for start in range(0, count, step)]
         return sum((Score(**answer["score"]) for answer, _ in pool.map(jobs)), Score())
 
@@ -246,7 +243,7 @@ def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     losses = [report["loss"] for report in reports if report["loss"] is not None]
     return {
         "steps": max((report["steps"] for report in reports), default=0),
-        "loss": float(np.mean(losses)) if losses else None,
+        "loss": math.fsum(losses) / len(losses) if losses else None,
         "devices": len(reports),
         "samples": sum(report["samples"] for report in reports),
         "bytes_up": sum(report["bytes"]["uploaded"] for report in reports),

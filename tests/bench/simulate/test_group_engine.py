@@ -10,6 +10,7 @@ import pytest
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
 
+from bench.simulate import group_engine
 from bench.simulate.group_engine import GroupTrainer
 from bench.simulate.ready import ReadySamples, convert
 from bench.simulate.torch_engine import TorchEngine, one_thread
@@ -106,6 +107,32 @@ def test_a_result_does_not_depend_on_who_else_is_in_the_group(bundle_of, name, b
     first = result([0, 1, 3])
     assert np.array_equal(first, result([4, 3, 0]))
     assert np.array_equal(first, result([1, 1, 1]))
+
+
+@pytest.mark.parametrize(("name", "boundary"), CASES)
+def test_a_result_does_not_depend_on_how_many_are_in_the_group(bundle_of, name, boundary):
+    bundle = bundle_of(name)
+    boundary = first_boundary(bundle, boundary)
+    trainer, received, samples = trainer_of(bundle), starts(bundle, boundary, 16), devices(bundle, 16)
+    tasks = [Task(boundary, 4, 10, 0.05, RULES, seed=number) for number in range(16)]
+    everybody = trainer.train_group(tasks, received, samples)
+    for count in (4, 5, 8, 11):
+        some = trainer.train_group(tasks[:count], received[:count], samples[:count])
+        assert some[0].report.seconds["together"] == count
+        for mine, expected in zip(some, everybody, strict=False):
+            assert np.array_equal(mine.local.update(), expected.local.update())
+
+
+def test_where_the_size_of_a_stack_made_a_difference_devices_would_be_trained_one_by_one(bundle_of, monkeypatch):
+    bundle = bundle_of("mnist_lr")
+    boundary = bundle.manifest.boundaries[0].name
+    tasks = [Task(boundary, 2, 16, 0.05, RULES, seed=number) for number in range(4)]
+    received, samples = starts(bundle, boundary, 4), devices(bundle, 4)
+    sound = group_engine.GroupStep.run
+    monkeypatch.setattr(group_engine.GroupStep, "run", lambda step, *data: sound(step, *data) + np.float32(step.count))
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        assert np.array_equal(outcome.parameters, alone(bundle, task, start, data).parameters)
 
 
 def test_every_vector_of_a_task_reaches_its_own_device(bundle_of):

@@ -16,11 +16,8 @@ import pytest
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
 
-from bench.simulate.layouts import in_groups, layouts
 from bench.simulate.pool import Layout, LocalPool, Plan, WorkerError
-from federation.axes.local import Momentum
 from federation.errors import InputError, MissingPackage
-from federation.messages import Task, encode_task
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAN = Plan(
@@ -135,43 +132,3 @@ def test_ctrl_c_ends_all_processes_and_says_nothing(tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < until:
         time.sleep(0.05)
     assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-
-
-def trained(bundle, make, workers: int, name: str) -> tuple[np.ndarray, list[float]]:
-    """Two rounds of seven devices in groups of four, averaged."""
-    rng = np.random.default_rng(0)
-    inputs = rng.random((7 * 20, *bundle.manifest.input.shape), np.float32)
-    labels = rng.integers(0, 10, 7 * 20)
-    shared, slot = layouts(bundle.manifest, inputs, labels, 7)
-    plan = Plan("bench.simulate.worker:build", {"bundle": str(bundle.directory)}, shared, slot)
-    weights, losses = np.array(bundle.weights), []
-    with make(plan, workers) as pool:
-        pool.share("inputs", inputs)
-        pool.share("labels", labels)
-        pool.share("starts", np.arange(8) * 20)
-        for number in range(2):
-            pool.share("global", weights)
-            task = encode_task(Task(name, 3, 8, 0.05, (Momentum(0.9),), round=number))
-            groups = in_groups(list(range(7)), 4)
-            total = np.zeros(weights.size)
-            for group, (answer, rows) in zip(groups, pool.map({"devices": g, "task": task} for g in groups)):
-                total += rows["updates"][: len(group)].sum(0, dtype=np.float64)
-                losses += answer["losses"]
-                assert not answer["failures"]
-            weights = (weights + total / 7).astype(np.float32)
-    return weights, losses
-
-
-@pytest.mark.parametrize("boundary", ["conv1", "weak"])
-def test_training_does_not_depend_on_the_number_of_workers(bundle_of, boundary):
-    bundle = bundle_of("digits")
-    one, two = (trained(bundle, LocalPool, workers, boundary) for workers in (1, 2))
-    assert np.array_equal(one[0], two[0]) and one[1] == two[1]
-    assert not np.array_equal(one[0], bundle.weights)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_training_on_ray_gives_the_same_bits(bundle_of):
-    bundle = bundle_of("digits")
-    local, remote = trained(bundle, LocalPool, 1, "conv1"), trained(bundle, ray_pool, 2, "conv1")
-    assert np.array_equal(local[0], remote[0]) and local[1] == remote[1]
