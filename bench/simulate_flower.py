@@ -16,7 +16,7 @@ from bench.server_flower import FlowerMissing
 
 LIMIT = 1800.0  # seconds for everything
 PROGRAM = '''
-import json, os, time
+import json
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from bench.processes import family_cpu, family_memory
+from bench.simulate_meter import Meter
 from model_export.zoo import zoo_model
 
 FOLDER = Path(__file__).parent
@@ -71,21 +71,18 @@ def train(message, context):
 def main(grid, context):
     torch.manual_seed(0)
     arrays = ArrayRecord(zoo_model(CASE["model"]).build().state_dict())
-    found = {"seconds": [], "cpu": [], "memory": 0, "loss": 0.0}
+    meter, losses = Meter(), []
     for number in range(CASE["rounds"] + 1):
         strategy = FedAvg(
             fraction_train=CASE["cohort"] / CASE["devices"], fraction_evaluate=0.0, min_train_nodes=CASE["cohort"],
             min_available_nodes=CASE["devices"],
         )
-        used, began = family_cpu(os.getpid()), time.perf_counter()
+        meter.round()
         result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
         arrays = result.arrays
-        if number:
-            found["seconds"].append(time.perf_counter() - began)
-            found["cpu"].append(family_cpu(os.getpid()) - used)
-        else:
-            found["loss"] = float(dict(result.train_metrics_clientapp[1])["loss"])
-        found["memory"] = max(found["memory"], family_memory(os.getpid()) or 0)
+        losses.append(float(dict(result.train_metrics_clientapp[1])["loss"]))
+    meter.end()
+    found = {"seconds": meter.seconds, "cpu": meter.cpu, "memory": meter.memory or None, "losses": losses}
     (FOLDER / "flower.json").write_text(json.dumps(found))
 
 

@@ -1,7 +1,7 @@
 """Client-steps per second of a simulation, beside a bare PyTorch loop and Flower's Ray simulation, in one run.
 
 Every contestant runs in fresh processes over the same model, devices and samples. Rounds are timed after a first one
-that does not count.
+that does not count. Ours is the whole of `embrace simulate`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from bench.data import load_dataset
 from bench.device import describe_device
 from bench.server_flower import FlowerMissing, flower_version, has_flower
-from bench.simulate_contest import Case, Result
+from bench.simulate_case import Case, write_case
+from bench.simulate_contest import Result
 from bench.simulate_flower import run_flower_simulation
-from edge_runtime.data import from_arrays
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
 from model_export.bundle import Choices, export_bundle
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BARS = {"resnet20": 0.95, "mnist_lr": 0.8}  # of the bare loop's steps per second, at least
 MEMORY_BAR = 0.5  # of Flower's memory, at most
 DATA = {"resnet20": "cifar10", "resnet8": "cifar10", "mnist_lr": "mnist", "mnist_2nn": "mnist", "mnist_cnn": "mnist"}
-SAME_LOSS = 0.01  # contestants that train the same have the same loss in the first round, but for rounding
+SAME_LOSS = 0.01  # contestants that train the same have the same loss in every round, but for rounding
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Row:
     seconds: list[float]
     cpu: list[float]
     memory: int | None
-    loss: float
+    losses: list[float]
     steps: int  # of all devices in a round
 
     @property
@@ -157,25 +157,22 @@ def _prepare(
         raise InputError(f"{model}: expected a model that classifies images, like resnet20 or mnist_lr")
     manifest = export_bundle(source, folder / "bundle", Choices(engines=("portable",)))
     case = Case(model, str(folder / "bundle"), rounds=rounds, workers=workers, **sizes)
-    inputs, labels = _data(manifest, model, case.devices * case.samples, data_dir, notes)
-    np.save(folder / "inputs.npy", inputs)
-    np.save(folder / "labels.npy", labels)
-    (folder / "case.json").write_text(json.dumps(asdict(case)))
+    write_case(case, folder, *_data(manifest, model, case.devices * case.samples, data_dir, notes))
     return case
 
 
 def _data(
     manifest: Manifest, model: str, count: int, data_dir: Path | None, notes: list[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Samples as they are stored, and labels."""
     rng = np.random.default_rng(0)
     if data_dir is None or model not in DATA:
         notes.append(f"{model}: random samples")
-        labels = rng.integers(0, manifest.output.shape[0], count)
-        return rng.random((count, *manifest.input.shape), np.float32), labels
+        return rng.random((count, *manifest.input.shape), np.float32), rng.integers(0, manifest.output.shape[0], count)
     found = load_dataset(DATA[model], data_dir)
     notes.append(f"{model}: {DATA[model]}")
     chosen = rng.integers(0, len(found.x_train), count)
-    return from_arrays(found.x_train[chosen], found.y_train[chosen], manifest).batch(np.arange(count))
+    return found.x_train[chosen], found.y_train[chosen]
 
 
 def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any], flower_python: Path | None) -> Row:
@@ -192,11 +189,11 @@ def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any]
             raise EmbraceError(f"{contestant}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     result = Result(**json.loads((folder / f"{contestant}.json").read_text()))
     steps = case["cohort"] * case["steps"]
-    return Row(contestant, model, result.seconds, result.cpu, result.memory, result.loss, steps)
+    return Row(contestant, model, result.seconds, result.cpu, result.memory, result.losses, steps)
 
 
 def _check_same(rows: Sequence[Row]) -> None:
     """A contestant that is quick and wrong does not count."""
-    losses = [row.loss for row in rows]
-    if losses and max(losses) - min(losses) > SAME_LOSS * max(losses):
-        raise EmbraceError(f"{rows[0].model}: the contestants do not train the same, their losses are {losses}")
+    for losses in zip(*(row.losses for row in rows), strict=True):
+        if max(losses) - min(losses) > SAME_LOSS * max(losses):
+            raise EmbraceError(f"{rows[0].model}: the contestants do not train the same, their losses are {losses}")

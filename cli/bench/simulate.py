@@ -35,7 +35,7 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Draw steps per second: FILE.png")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a report: FILE.md")] = None,
 ) -> None:
-    """Measure client-steps per second beside a bare PyTorch loop and Flower's simulation, and the memory of each.
+    """Measure `embrace simulate` beside a bare PyTorch loop and Flower's simulation: client-steps per second, memory.
 
     Example: embrace bench simulate --models mnist_lr --rounds 20 --plot simulate.png
     """
@@ -87,12 +87,13 @@ def report_of(found: SpeedReport, plot: Path | None = None) -> Report:
             f"{row.rate:,.1f}",
             ratio(found.ratio(row, "bare")),
             ratio(found.ratio(row, "flower")),
+            "–" if row.cpu_rate is None else f"{row.cpu_rate:,.1f}",
             ratio(found.ratio(row, "bare", "cpu_rate")),
             megabytes(row.memory),
         )
         for row in found.rows
     ]
-    columns = ("model", "simulation", "steps / s", "to the bare loop", "to Flower", "by CPU to bare", "memory MB")
+    columns = ("model", "simulation", "steps / s", "to bare", "to Flower", "steps / CPU s", "to bare", "memory MB")
     bars = [
         f"{bar.what}: {bar.measured:.3g}, at {'least' if bar.at_least else 'most'} {bar.limit:g}: "
         f"{'met' if bar.met else 'missed'}"

@@ -19,7 +19,7 @@ CASE = {"devices": 8, "cohort": 4, "steps": 2, "batch": 4, "workers": 2}
 
 
 def row(contestant: str, seconds: float, memory: int = 100, model: str = "mnist_lr") -> Row:
-    return Row(contestant, model, [seconds, seconds, 99.0], [seconds], memory, 2.3, 8)
+    return Row(contestant, model, [seconds, seconds, 99.0], [seconds], memory, [2.3], 8)
 
 
 def test_a_small_case_is_measured(tmp_path):
@@ -32,7 +32,9 @@ def test_a_small_case_is_measured(tmp_path):
     found = json.loads(done.stdout)
     assert [row["contestant"] for row in found["rows"]] == ["bare", "embrace"]
     bare, ours = found["rows"]
-    assert ours["loss"] == pytest.approx(bare["loss"], rel=1e-5), "they do not train the same"
+    assert len(ours["losses"]) == 3
+    assert ours["losses"] == pytest.approx(bare["losses"], rel=1e-5), "they do not train the same"
+    assert all(row["memory"] > 50_000_000 for row in found["rows"])
     assert all(len(row["seconds"]) == 2 and row["steps_per_second"] > 0 for row in found["rows"])
     assert any("Flower is not compared" in note for note in found["notes"])
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
