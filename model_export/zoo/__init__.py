@@ -152,6 +152,15 @@ _MODELS = (
         weak=Tier("layer3.0"),
     ),
     _image(
+        "fashion_resnet8",
+        "ResNet with one block per stage, Fashion-MNIST",
+        partial(ResNet, 1, 10, inputs=1),
+        MNIST,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
         "resnet20",
         "ResNet with three blocks per stage, CIFAR-10",
         partial(ResNet, 3, 10),

@@ -52,10 +52,12 @@ class ResNet(nn.Module):
     memory EmbracingFL tabulates.
     """
 
-    def __init__(self, blocks: int, num_classes: int, norm: Norm = nn.BatchNorm2d, width: float = 1.0) -> None:
+    def __init__(
+        self, blocks: int, num_classes: int, norm: Norm = nn.BatchNorm2d, width: float = 1.0, inputs: int = 3
+    ) -> None:
         super().__init__()
         first, second, third = (channels(count, width) for count in (16, 32, 64))
-        self.stem = nn.Sequential(nn.Conv2d(3, first, 3, padding=1, bias=False), norm(first), nn.ReLU())
+        self.stem = nn.Sequential(nn.Conv2d(inputs, first, 3, padding=1, bias=False), norm(first), nn.ReLU())
         self.layer1 = _stage(first, first, 1, blocks, norm)
         self.layer2 = _stage(first, second, 2, blocks, norm)
         self.layer3 = _stage(second, third, 2, blocks, norm)

@@ -19,6 +19,7 @@ PARAMETERS = {
     "mnist_cnn": 582_026,
     "femnist_cnn": 6_603_710,
     "resnet8": 78_330,
+    "fashion_resnet8": 78_042,  # the stem sees one channel instead of three
     "resnet20": 272_762,
     "resnet56_gn": 856_058,
     "vgg11": 9_224_458,
