@@ -11,6 +11,7 @@ import typer
 
 from cli import show
 from cli.train import default_work
+from federation.data_reference import file_of
 from federation.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def agent(
 
 def _check_places(data: str, work: Path) -> None:
     """Before anything is asked of a coordinator: an enrolment token has only so many uses."""
-    source = Path(data.rpartition(":")[0] if ".py:" in data else data)
+    source = file_of(data)
     if not source.exists():
         raise InputError(f"no such file: {source}")
     try:

@@ -272,9 +272,9 @@ def watch_lines(client: AdminClient, job: str) -> str:
                 f"{show.size(body['bytes_up'])} received"
             )
         elif event["kind"] == "Evaluated" and "error" not in body:
-            line = f"version {body['version']}: " + ", ".join(
-                f"{name} {value:.4f}" for name, value in body.items() if isinstance(value, float)
-            )
+            scores = {"loss": body.get("mean_loss"), "accuracy": body.get("accuracy")}
+            told = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+            line = f"version {body['version']}: " + ", ".join(told)
         if line:
             show.console().print(line, markup=False)
     watched.look()

@@ -14,6 +14,7 @@ import httpx
 from coordinator.plan import parse_plan, plan_to
 from federation.address import bearer, check_address
 from federation.bundle_files import check_bundle, file_ref
+from federation.data_reference import file_of
 from federation.errors import EmbraceError, InputError
 from federation.manifest import MANIFEST_NAME, read_manifest
 
@@ -73,7 +74,7 @@ class AdminClient:
             raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
         digest = self.send_bundle((file.parent / plan.bundle).resolve())
         data = plan.evaluate.data
-        if data is not None and (file.parent / data.partition(":")[0]).exists():
+        if data is not None and (file.parent / file_of(data)).exists():
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
         return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": plan_to(plan)})["id"])
 

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from federation.data_reference import file_of
+from federation.errors import InputError
+
 log = logging.getLogger("embrace.evaluation")
 LONGEST = 3600.0  # seconds
 
@@ -28,6 +31,12 @@ class Evaluation:
     weights: Path
     data: str
     statistics: str = "global"  # of batch norm
+
+
+def check_data(reference: str | None) -> None:
+    """Before a job is made: whether there is anything to score with."""
+    if reference is not None and not file_of(reference).exists():
+        raise InputError(f"evaluate.data: the coordinator's machine has no {str(file_of(reference))!r}")
 
 
 class Evaluations:

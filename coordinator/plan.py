@@ -268,13 +268,13 @@ def _line_of(text: str, message: str) -> int | None:
     """The line that an error is about: where the last key that its place names is written, rather in its own table."""
     place = message.partition(":")[0].replace("participation", "participate")
     unknown = re.search(r"got \"?\[['\"](\w+)", message)
-    keys = re.findall(r"[A-Za-z_]+", place) if place != "task" else message.split()[:2]
+    keys = re.findall(r"[A-Za-z_]\w*", place) if place != "task" else message.split()[:2]
     for key in reversed([*keys, *(unknown.groups() if unknown else ())]):
         found, table = [], ""
         for number, line in enumerate(text.splitlines(), 1):
             header = re.match(r"\s*\[\s*([A-Za-z_]+)", line)
             table = header[1] if header else table
-            if re.match(rf"\s*\[?\s*{re.escape(key)}\b", line):
+            if re.match(rf"\s*\[?\s*{re.escape(key)}\b|.*[{{,]\s*{re.escape(key)}\s*=", line):  # or in an inline table
                 found.append((table not in keys, number))
         if found:
             return min(found)[1]

@@ -265,4 +265,7 @@ def read_manifest(directory: Path) -> Manifest:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"cannot read {path}: {error}") from None
-    return loads(text)
+    try:
+        return loads(text)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from None

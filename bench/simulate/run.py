@@ -68,8 +68,10 @@ def open_job(
     """The scene of a job file; the bundle it names is looked for beside it."""
     try:
         text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the job file {file}: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
     plan = parse_plan(text)
     told = {"num_rounds": num_rounds, "seed": seed}
     plan = replace(plan, **{key: value for key, value in told.items() if value is not None})

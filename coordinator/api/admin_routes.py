@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, StreamingResponse
 from coordinator.api.auth import Admin, Known, Service
 from coordinator.api.documents import DeviceDocument, Invitation, Invited, JobCreated, JobDocument, JobRequest
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_FILE, EVENT_STREAM, problems
+from coordinator.evaluation import check_data
 from coordinator.plan import plan_from
 from federation.errors import InputError
 
@@ -66,7 +67,9 @@ def complete_bundle(digest: str, service: Service) -> None:
 @router.post("/jobs", status_code=201, summary="Create a job", responses=problems(400))
 def create_job(request: JobRequest, service: Service) -> JobCreated:
     """It runs from now on, with whatever devices there are."""
-    return JobCreated(id=service.create_job(plan_from(request.plan), request.bundle))
+    plan = plan_from(request.plan)
+    check_data(plan.evaluate.data)
+    return JobCreated(id=service.create_job(plan, request.bundle))
 
 
 @router.get("/jobs", summary="All jobs")

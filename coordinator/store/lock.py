@@ -18,6 +18,8 @@ def sole_user(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / FILE_NAME).open("a")
+    except FileExistsError:
+        raise InputError(f"cannot use {directory}: it is a file, expected a directory") from None
     except OSError as error:
         raise InputError(f"cannot use {directory}: {error.strerror}") from None
     with file:

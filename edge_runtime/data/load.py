@@ -26,6 +26,8 @@ def load_samples(reference: str, manifest: Manifest, *, label: str | None = None
     if path.is_dir():
         pictures, numbers, classes = read_folder(path, reference, manifest)
         return from_arrays(pictures, numbers, manifest, name=reference, about=pictures.about, class_names=classes)
+    if not path.exists():
+        raise DataError(f"no such file: {reference}")
     if ending not in (".npz", ".csv"):
         raise DataError(f"cannot tell what {reference!r} is: expected {FORMS}")
     if not path.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from federation.decode import decode
@@ -19,6 +19,11 @@ def decode_choice(kinds: Mapping[str, type[Any]], table: Any, where: str, defaul
     name = table.get(KEY, default)
     if not isinstance(name, str) or name not in kinds:
         raise InputError(f"{where}.{KEY}: expected {', '.join(kinds)}, got {str(name)[:80]!r}")
+    constants = [field.name for field in fields(kinds[name])]
+    for key in table:
+        if key not in (KEY, *constants):
+            known = f"has only {', '.join(constants)}" if constants else "has none"
+            raise InputError(f"{where}.{key}: not a constant of the rule {name!r}, which {known}")
     return decode(kinds[name], {key: value for key, value in table.items() if key != KEY}, where, defaults=True)
 
 

@@ -93,6 +93,14 @@ def test_a_device_that_is_not_there(admin: Embrace, device: str, said: str) -> N
         (b"bundle = 'b'\n[local\n", "the job file is no TOML: .*line 2"),
         (b"bundle = 'b'\n[local]\nstep = 3\n", r"line 3: job.local: expected only the fields .*got .*step"),
         (b"bundle = 'b'\nnum_rounds = 'many'\n", "line 2: job.num_rounds: expected int, got 'many'"),
+        (
+            b"bundle = 'b'\n[local]\nrules = [{rule = 'momentum', factor = 3}]\n",
+            r"line 3: momentum.factor: expected a number in \[0, 1\), got 3.0",
+        ),
+        (
+            b"bundle = 'b'\n[serve]\nbeta2 = 0.5\n",
+            "line 3: serve.beta2: not a constant of the rule 'average', which has only rate",
+        ),
         (b"num_rounds = 3\n", "job: expected the fields bundle"),
         (b"bundle = 'nowhere'\n", ".*nowhere is not a bundle"),
         (b"bundle = '\xff'\n", ".* is no TOML: expected text in UTF-8"),
@@ -104,6 +112,15 @@ def test_a_job_file_that_cannot_be(admin: Embrace, tmp_path: Path, text: bytes, 
     assert answer.code == 2 and re.match(said, answer.error), answer.error
     missing = admin("job", "create", tmp_path / "none.toml")
     assert missing.code == 2 and missing.error.startswith("cannot read")
+
+
+@pytest.mark.parametrize("data", ["nowhere.npz", "nowhere.py:load"])
+def test_a_job_that_nobody_can_score(admin: Embrace, tmp_path: Path, data: str) -> None:
+    make_bundle(tmp_path / "small")
+    (tmp_path / "job.toml").write_text(f"bundle = 'small'\n[evaluate]\ndata = '{data}'\n")
+    answer = admin("job", "create", tmp_path / "job.toml")
+    missing = data.partition(":")[0]
+    assert (answer.code, answer.error) == (2, f"evaluate.data: the coordinator's machine has no '{missing}'")
 
 
 def test_an_invitation_for_ever(admin: Embrace) -> None:
@@ -210,6 +227,8 @@ def test_serve_in_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, _, err = serve(tmp_path / "file" / "c")
     assert code == 2 and err.startswith("error: cannot use ") and err.count("\n") == 1
+    code, _, err = serve(tmp_path / "file")
+    assert (code, err) == (2, f"error: cannot use {tmp_path / 'file'}: it is a file, expected a directory\n")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "coordinator.db").write_text("this is no database, whatever its name says")
     code, _, err = serve(tmp_path / "c")

@@ -117,10 +117,11 @@ REFUSED: list[tuple[Callable[[], str], Manifest, str]] = [
      "photos has images, the model 'digits' takes 784 (float32): expected 1×H×W or 3×H×W of floats"),
     (lambda: write_images({"cat": [grey(0)]}), model(loss="mse"),
      "photos: sub-folders name classes, but a label of the model 'digits' is 10 (mse)"),
-    (lambda: "data.npy", model(),
+    (lambda: write_text("data.npy", ""), model(),
      "cannot tell what 'data.npy' is: expected FILE.npz, FILE.csv, FILE.py:NAME or a folder with one "
      "sub-folder of images per class"),
     (lambda: "data.npz", model(), "no such file: data.npz"),
+    (lambda: "photos", model(), "no such file: photos"),
     (lambda: "mine.py:load", model(), "no such file: mine.py"),
     (lambda: write_text("mine.py", "def f(): pass") + ":load", model(), "mine.py has no 'load'; it has: f"),
     (lambda: write_text("mine.py", "import nothing_like_it") + ":load", model(),

@@ -200,7 +200,7 @@ def test_rules_survive_the_way_through_a_table(rule: ServeRule) -> None:
         ({"rule": "yogi", "beta2": 1.5}, "expected beta1 in"),
         ({"rule": "adagrad", "tau": 0}, "expected tau above 0"),
         ({"rule": "adam", "initial": -1}, "expected tau above 0 and initial from 0"),
-        ({"rule": "average", "factor": 0.9}, "serve: expected only the fields rate"),
+        ({"rule": "average", "factor": 0.9}, "serve.factor: not a constant of the rule 'average', which has only rate"),
     ],
 )
 def test_tables_that_are_no_rule(table: dict[str, object], message: str) -> None:

@@ -191,7 +191,7 @@ def test_rules_survive_the_way_through_a_table(rule: Sync) -> None:
         ([], r"sync: expected a table, got '\[\]'"),
         ({"rule": "some"}, "sync.rule: expected all, rotating, fedlama, one_part, got 'some'"),
         ({"rule": ["all"]}, "sync.rule: expected all, rotating, fedlama"),
-        ({"rule": "all", "parts": 2}, "sync: expected only the fields"),
+        ({"rule": "all", "parts": 2}, "sync.parts: not a constant of the rule 'all', which has none"),
         ({"rule": "rotating", "parts": 0}, "sync.parts: expected a number from 1 to 10000, got 0"),
         ({"rule": "rotating", "parts": 2.5}, "sync.parts: expected int"),
         ({"rule": "rotating", "by": "row"}, "sync.by: expected 'layer' or 'channel', got 'row'"),
