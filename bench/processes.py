@@ -30,10 +30,10 @@ def family_memory(root: int) -> int | None:
     return total or None
 
 
-def family_cpu(root: int) -> float:
+def family_cpu(root: int, *, without_root: bool = False) -> float:
     """Seconds of all processes so far, of those included that ended."""
     total = 0
-    for pid in family(root):
+    for pid in family(root) - ({root} if without_root else set()):
         with contextlib.suppress(OSError):
             total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
     return total / os.sysconf("SC_CLK_TCK")

@@ -31,14 +31,14 @@ class Meter:
         first = self._began is None
         self.end()
         self._watch = _Watch() if first else None
-        self._began = family_cpu(os.getpid()), time.perf_counter()
+        self._began = family_cpu(os.getpid(), without_root=True) + time.process_time(), time.perf_counter()
 
     def end(self) -> None:
         """The last round is over."""
         if self._began is None:
             return
-        seconds = time.perf_counter() - self._began[1]
-        cpu = family_cpu(os.getpid()) - self._began[0]
+        seconds, own = time.perf_counter() - self._began[1], time.process_time()  # before it is spent on looking
+        cpu = family_cpu(os.getpid(), without_root=True) + own - self._began[0]
         if self._watch is not None:
             self.memory = self._watch.stop()
         else:
@@ -51,15 +51,15 @@ class _Watch:
     """The most memory in a while."""
 
     def __init__(self) -> None:
-        self._over, self._most = threading.Event(), 0
+        self._over, self.most = threading.Event(), 0
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         while not self._over.wait(EVERY):
-            self._most = max(self._most, family_memory(os.getpid()) or 0)
+            self.most = max(self.most, family_memory(os.getpid()) or 0)
 
     def stop(self) -> int:
         self._over.set()
         self._thread.join()
-        return self._most
+        return self.most

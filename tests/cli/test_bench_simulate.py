@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
 from bench.processes import family, family_cpu, family_memory
+from bench.simulate_meter import Meter
 from bench.simulate_speed import Row, SpeedReport
 from cli.bench import bench
 from cli.bench.simulate import report_of, summary
@@ -55,3 +58,24 @@ def test_a_family_has_what_its_members_have():
     own = os.getpid()
     assert own in family(own)
     assert (family_memory(own) or 0) > 1_000_000 and family_cpu(own) > 0
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_the_first_round_counts_for_memory_and_the_others_for_time():
+    meter = Meter()
+    meter.round()
+    before = family_memory(os.getpid())
+    large = np.ones(300_000_000, np.uint8)
+    until = time.monotonic() + 30
+    while meter._watch.most < before + 200_000_000 and time.monotonic() < until:
+        time.sleep(0.05)
+    del large
+    for _ in range(2):
+        meter.round()
+        spent = time.process_time()
+        while time.process_time() < spent + 0.05:
+            pass
+    meter.end()
+    assert meter.memory > before + 200_000_000
+    assert len(meter.seconds) == len(meter.cpu) == 2 and min(meter.cpu) >= 0.05
+    assert sum(meter.cpu) < time.process_time()
