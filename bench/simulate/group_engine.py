@@ -61,7 +61,8 @@ class GroupTrainer:
     def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
         """`source` says which version the engine's weights are."""
         self.engine, self.source, self.manifest = engine, source, engine.manifest
-        self._modules: dict[tuple[str, int], nn.Module | None] = {}  # by boundary and batch
+        self._modules: dict[str, nn.Module] = {}  # by boundary
+        self._sound: dict[tuple[str, int], bool] = {}  # by boundary and batch: whether stacks can be trained
 
     def train_group(
         self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
@@ -110,14 +111,17 @@ class GroupTrainer:
         """The module for a stack of devices, if it pays and PyTorch can do it."""
         if not may_stack(self.manifest, task):
             return None
-        key = covered.boundary.name, batch
-        if key not in self._modules:
-            self._modules[key] = self._tried(covered.boundary, batch)
-        return self._modules[key]
+        boundary = covered.boundary
+        if boundary.name not in self._modules:
+            self._modules[boundary.name] = stackable(self.engine.trained_part(boundary))
+        module, key = self._modules[boundary.name], (boundary.name, batch)
+        if key not in self._sound:
+            self._sound[key] = self._tried(module, boundary, batch)
+        return module if self._sound[key] else None
 
-    def _tried(self, boundary: Boundary, batch: int) -> nn.Module | None:
+    def _tried(self, module: nn.Module, boundary: Boundary, batch: int) -> bool:
         """Some operators have no rule for stacks, or a slow one, which PyTorch warns about."""
-        module, manifest, rows = stackable(self.engine.trained_part(boundary)), self.manifest, GROUP * batch
+        manifest, rows = self.manifest, GROUP * batch
         x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, rows, 1)
         labels = random_labels(manifest, rows, 1).astype(manifest.labels.dtype)
         found = set()
@@ -129,8 +133,8 @@ class GroupTrainer:
                     warnings.simplefilter("error")
                     found.add(_first_of(GroupStep(module, manifest, boundary, count), *data))
             except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
-                return None
-        return module if len(found) == 1 else None
+                return False
+        return len(found) == 1
 
     def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
         """What enters the boundary's layer."""
