@@ -30,13 +30,14 @@ from federation.errors import InputError
 from federation.region import CHUNK, Region, Run, of_layers
 from federation.space import Kind, Parameter, ParameterSpace, Vector
 
-BLOCK = 1 << 13  # elements that are checked together, counted from the start of the data whatever the chunks were
+BLOCK = 1 << 14  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
 PIECE = 1 << 14  # elements that are sent together
 Bytes = bytearray | memoryview
 Steps = Generator[int, Bytes, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
 Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
+Piece = tuple[int, Kind, int, int]  # layer, kind, begin and end, in elements, of what is squared at once
 MODEL = "model"
 
 
@@ -80,6 +81,15 @@ class CheckedUpdate:
 
 
 @dataclass(frozen=True)
+class Order:
+    """The tensors of a body in the order of its data."""
+
+    start: int  # of the data, in bytes
+    offsets: Mapping[str, int]  # of every tensor, in bytes from the start of the data
+    places: Mapping[str, tuple[Place, ...]]  # by track
+
+
+@dataclass(frozen=True)
 class Layout:
     """What a body consists of: a region for every track."""
 
@@ -106,6 +116,28 @@ class Layout:
     def owners(self) -> list[str]:
         """The track of every layer of the space."""
         return [track for track, region in self.tracks.items() for _ in region.layers]
+
+    @cached_property
+    def usual(self) -> Order:
+        """The order of the space, which all our own devices write."""
+        return self.order(self.offsets, len(self.header))
+
+    @cached_property
+    def bare(self) -> Order:
+        """The same for data without a header."""
+        return self.order(self.offsets, 0)
+
+    def order(self, offsets: Mapping[str, int], start: int) -> Order:
+        """Where everything is in a body whose data begins at a byte, and whose tensors at these bytes of it."""
+        places = {
+            track: tuple(
+                (start + offsets[_named(track, piece.parameter).name], piece.run)
+                for layer in region.layers
+                for piece in layer
+            )
+            for track, region in self.tracks.items()
+        }
+        return Order(start, offsets, places)
 
 
 def layers_layout(space: ParameterSpace, first_layer: int, end: int | None = None) -> Layout:
@@ -181,7 +213,7 @@ def check_data(layout: Layout, limits: Limits, data: bytes) -> CheckedUpdate:
     """What a decoder finds in a body with the layout's own header, from its data alone; places count from there."""
     if len(data) != 4 * layout.space.size:
         raise WireError(f"the data has {len(data)} bytes; expected {4 * layout.space.size}")
-    steps, rest = _check_data(layout, limits, layout.offsets, 0), memoryview(data)
+    steps, rest = _check_data(layout, limits, layout.bare), memoryview(data)
     try:
         wanted = next(steps)
         while True:
@@ -197,14 +229,13 @@ def _check(layout: Layout, limits: Limits) -> Steps:
     length = int.from_bytes((yield 8), "little")
     if not 2 <= length <= limits.max_header_bytes:
         raise WireError(f"the header is said to have {length} bytes; expected from 2 to {limits.max_header_bytes}")
-    offsets = _read_header((yield length), layout.space, limits)
-    return (yield from _check_data(layout, limits, offsets, 8 + length))
+    return (yield from _check_data(layout, limits, _read_order((yield length), layout, limits)))
 
 
-def _check_data(layout: Layout, limits: Limits, offsets: dict[str, int], start: int) -> Steps:
-    """The checks of the values; the data begins at byte `start` of the file."""
+def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
+    """The checks of the values."""
     part, tracks, owner = layout.space, layout.tracks, layout.owners
-    pieces = _pieces(part, offsets)
+    pieces = _pieces(part, order.offsets)
     squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
     largest = dict.fromkeys(tracks, 0.0)
     most = {track: _bound(limits.max_value if track == MODEL else limits.max_other_value) for track in tracks}
@@ -213,37 +244,36 @@ def _check_data(layout: Layout, limits: Limits, offsets: dict[str, int], start: 
         values = np.frombuffer((yield 4 * min(BLOCK, part.size - first)), "<f4")
         with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
             doubles = values.astype(np.float64)
-        end = first
+        taken, end = [], first
         while end < first + values.size:
-            layer, kind, begin, end = next(pieces)
-            track, piece = owner[layer], doubles[begin - first : end - first]
-            square = float(np.dot(piece, piece))
+            layer, kind, begin, end = piece = next(pieces)
+            taken.append(piece)
+            elements = doubles[begin - first : end - first]
+            square = float(np.dot(elements, elements))
             squares[kind][layer] += square
             # No square of a float32 overflows a double, so this one test finds every inf and nan.
             if not math.isfinite(square):
-                raise WireError(_element(offsets, first, values, ~np.isfinite(values)) + "finite values")
-            largest[track] = max(largest[track], float(piece.max()), -float(piece.min()))
+                raise WireError(_element(order.offsets, first, values, ~np.isfinite(values)) + "finite values")
+            total += square if owner[layer] == MODEL else 0.0
+        for track, run in groupby(taken, lambda piece: owner[piece[0]]):
+            mine = list(run)
+            span = slice(mine[0][2] - first, mine[-1][3] - first)
+            largest[track] = max(largest[track], float(values[span].max()), -float(values[span].min()))
             if largest[track] > most[track]:
                 wrong = np.zeros(values.size, np.bool_)
-                wrong[begin - first : end - first] = np.abs(piece) > most[track]
-                raise WireError(_element(offsets, first, values, wrong) + f"magnitudes up to {most[track]:.6g}")
-            total += square if track == MODEL else 0.0
+                wrong[span] = np.abs(values[span]) > most[track]
+                raise WireError(_element(order.offsets, first, values, wrong) + f"magnitudes up to {most[track]:.6g}")
         # The exact verdict comes at the end, but what is clearly too large already need not arrive to its end.
         if total > most_norm * most_norm * (1 + 1e-9):
             raise WireError(f"the norm is above {math.sqrt(total):.6g}; expected at most {most_norm:.6g}")
     found, done = {}, 0
     for track, region in tracks.items():
-        mine = slice(done, done := done + len(region.layers))
-        norm = math.sqrt(math.fsum([*squares["weight"][mine], *squares["statistic"][mine]]))
-        places = tuple(
-            (start + offsets[_named(track, piece.parameter).name], piece.run)
-            for layer in region.layers
-            for piece in layer
-        )
-        found[track] = CheckedTrack(region, places, tuple(squares["weight"][mine]), norm, largest[track])
+        own = slice(done, done := done + len(region.layers))
+        norm = math.sqrt(math.fsum([*squares["weight"][own], *squares["statistic"][own]]))
+        found[track] = CheckedTrack(region, order.places[track], tuple(squares["weight"][own]), norm, largest[track])
     if MODEL in found and found[MODEL].norm > most_norm:
         raise WireError(f"the norm is {found[MODEL].norm:.17g}; expected at most {most_norm:.17g}")
-    return CheckedUpdate(found, start + 4 * part.size)
+    return CheckedUpdate(found, order.start + 4 * part.size)
 
 
 def read_blocks(file: BufferedIOBase, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
@@ -299,8 +329,8 @@ def _bound(most: float | None) -> float:
     return math.inf if most is None else most
 
 
-def _pieces(part: ParameterSpace, offsets: dict[str, int]) -> Iterator[tuple[int, Kind, int, int]]:
-    """(layer, kind, begin, end) of what is squared at once, in the order of the data, in elements."""
+def _pieces(part: ParameterSpace, offsets: Mapping[str, int]) -> Iterator[Piece]:
+    """In the order of the data."""
     tensors = {p.name: ((index, p.kind), p.size) for index, layer in enumerate(part.layers) for p in layer}
     begin = 0
     for (layer, kind), run in groupby((tensors[name] for name in offsets), lambda tensor: tensor[0]):
@@ -310,10 +340,16 @@ def _pieces(part: ParameterSpace, offsets: dict[str, int]) -> Iterator[tuple[int
             yield layer, kind, start, begin
 
 
-def _element(offsets: dict[str, int], first: int, values: Vector, wrong: NDArray[np.bool_]) -> str:
+def _element(offsets: Mapping[str, int], first: int, values: Vector, wrong: NDArray[np.bool_]) -> str:
     at = int(np.argmax(wrong))
     name, begin = [found for found in offsets.items() if found[1] <= 4 * (first + at)][-1]
     return f"{name!r}: element {first + at - begin // 4} is {values[at]:.6g}; expected "
+
+
+def _read_order(text: Bytes, layout: Layout, limits: Limits) -> Order:
+    if bytes(text) == layout.header[8:]:
+        return layout.usual
+    return layout.order(_read_header(text, layout.space, limits), 8 + len(text))
 
 
 def _read_header(text: Bytes, part: ParameterSpace, limits: Limits) -> dict[str, int]:
