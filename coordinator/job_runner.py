@@ -7,7 +7,6 @@ again from the bodies, and give the same bits in whatever order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
@@ -130,7 +129,11 @@ class JobRunner:
         if isinstance(effect, rounds.CloseRound):  # of many seats, which can be read elsewhere
             self.note("CloseRound", {"round": self.round.number, "updates": len(effect.seats)}, now)
         elif isinstance(effect, shown):
-            self.note(type(effect).__name__, {"round": self.round.number, **asdict(effect)}, now)
+            facts = {
+                name: rounds.encode_seat(value) if isinstance(value, cohort.Seat) else value
+                for name, value in vars(effect).items()
+            }
+            self.note(type(effect).__name__, {"round": self.round.number, **facts}, now)
 
     def assign(self, available: Iterable[str], profiles: dict[str, DeviceProfile]) -> cohort.Cohort:
         """The cohort of the round that is being selected."""

@@ -76,15 +76,18 @@ class LocalWork:
     def __post_init__(self) -> None:
         self.task("strong", 0, 0)  # says what is wrong
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         return parse_schedule(self.rate)
 
+    @cached_property
+    def chain(self) -> tuple[LocalRule, ...]:
+        return tuple(decode_rules(list(self.rules)))
+
     def task(self, boundary: str, round_number: int, seed: int, exchange: Exchange | None = None) -> Task:
         """A device's task in a round."""
-        rules: tuple[LocalRule, ...] = tuple(decode_rules(list(self.rules)))
         return Task(
-            boundary, self.steps, self.batch, self.schedule.at(round_number), rules, seed, round_number,
+            boundary, self.steps, self.batch, self.schedule.at(round_number), self.chain, seed, round_number,
             self.refresh_every, self.activations, self.crop, self.flip, self.epochs, exchange or Exchange(),
         )  # fmt: skip
 

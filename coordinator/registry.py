@@ -89,9 +89,9 @@ class Registry:
             self._known.clear()
         self._known[hashed] = device
 
-    def known_device(self, token: str) -> str | None:
-        """The same for a token that was looked up before. Whether it was revoked since is not known here."""
-        return self._known.get(token_hash(token))
+    def known_device(self, hashed: str) -> str | None:
+        """The same for the hash of a token that was looked up before. Whether it was revoked since is not known."""
+        return self._known.get(hashed)
 
     def set_profile(self, device: str, profile: DeviceProfile) -> None:
         with self.sessions.begin() as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -215,16 +215,17 @@ class Coordinator(JobKeeper):
 
     def _try_tasks(self, session: Session, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:
         shut_out = self._see(session, devices)
-        running = set(session.scalars(select(JobRow.id).where(JobRow.state == "running")))
-        runners = [runner for runner in self._runners.values() if runner.id in running]
-        for runner in runners:
+        facts = select(JobRow.id, JobRow.bundle, JobRow.version).where(JobRow.state == "running")
+        running = {id: (bundle, version) for id, bundle, version in session.execute(facts)}
+        jobs = {runner: running[runner.id] for runner in self._runners.values() if runner.id in running}
+        for runner in jobs:
             if runner.round is not None and runner.round.state == "selecting":
                 profiles = self._present(session)
                 drawn = runner.assign(profiles, profiles)
                 runner.know_unfit(dict(drawn.unfit), self.clock())
                 self._advance(session, runner, rounds.DevicesAvailable(cohort=drawn))
         refused = NotAllowed("this device was shut out")
-        return [refused if device in shut_out else self._offer(session, runners, device) for device in devices]
+        return [refused if device in shut_out else self._offer(session, jobs, device) for device in devices]
 
     def _see(self, session: Session, devices: Sequence[str]) -> set[str]:
         """They were heard of. Those of them who were shut out."""
@@ -237,9 +238,9 @@ class Coordinator(JobKeeper):
             session.execute(update(DeviceRow).where(DeviceRow.id.in_(late)).values(seen_at=now))
         return {id for id, revoked, _ in known if revoked}
 
-    def _offer(self, session: Session, runners: Sequence[JobRunner], device: str) -> TaskOffer | None:
-        """From the first job that has something for it."""
-        for runner in runners:
+    def _offer(self, session: Session, jobs: Mapping[JobRunner, tuple[str, int]], device: str) -> TaskOffer | None:
+        """From the first job that has something for it; `jobs` has the bundle and the version of each."""
+        for runner, (bundle, version) in jobs.items():
             assert runner.round is not None
             if runner.round.state == "collecting" and runner.round.seat_of(device) is None:
                 self._seek(session, runner, device)
@@ -248,7 +249,8 @@ class Coordinator(JobKeeper):
                 effects = self._advance(session, runner, cohort.LeaseTaken(device, seat.number))
                 granted = next((e.seat for e in effects if isinstance(e, cohort.GrantLease)), None)
                 if granted:
-                    return self._task(session, runner, granted)
+                    work = encode_task(runner.task(session, granted, task_seed(runner.plan.seed, device)))
+                    return TaskOffer(runner.task_id(granted), runner.id, bundle, version, granted.until, work)
         return None
 
     def _seek(self, session: Session, runner: JobRunner, device: str) -> None:
@@ -263,13 +265,6 @@ class Coordinator(JobKeeper):
         else:
             runner.know_unfit(others, self.clock())
             self._advance(session, runner, rounds.DevicesAvailable((member,)))
-
-    def _task(self, session: Session, runner: JobRunner, seat: cohort.Seat) -> TaskOffer:
-        assert runner.round is not None
-        job = session.get_one(JobRow, runner.id)
-        seed = task_seed(runner.plan.seed, seat.member.device)
-        work = encode_task(runner.task(session, seat, seed))
-        return TaskOffer(runner.task_id(seat), job.id, job.bundle, job.version, seat.until, work)
 
     def _present(self, session: Session) -> dict[str, DeviceProfile]:
         """Devices that were heard of lately."""

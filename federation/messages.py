@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from federation.axes.local import LocalRule, decode_rules, encode_rules
@@ -61,7 +61,9 @@ class Task:
 
 def encode_task(task: Task) -> dict[str, Any]:
     """For JSON."""
-    return {**asdict(task), "rules": encode_rules(task.rules)}
+    inherit = task.exchange.inherit
+    exchange = {**vars(task.exchange), "inherit": None if inherit is None else vars(inherit)}
+    return {**vars(task), "rules": encode_rules(task.rules), "exchange": exchange}
 
 
 def decode_task(data: Any) -> Task:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
 from coordinator.api import admin_routes, device_routes, metrics, openapi, part_routes, problems, table_routes
+from coordinator.api.direct import Direct
 from coordinator.api.documents import Health
 from coordinator.api.limits import Bounded, ClientLimits, buckets
 from coordinator.logs import AccessLog
@@ -51,6 +52,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     for router in (device_routes.router, part_routes.router, admin_routes.router, table_routes.router):
         app.include_router(router)
     _operations(app, coordinator, counts)
+    app.add_middleware(Direct)
     app.add_middleware(Bounded, limits=limits, leaving=app.state.leaving)
     app.add_middleware(AccessLog, observe=counts.observe)  # added last: it sees everything
     openapi.install(app)

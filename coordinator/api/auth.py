@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from coordinator.credentials import token_hash
 from coordinator.errors import NotAllowed
 from coordinator.registry import Registry
 from coordinator.service import Coordinator
@@ -46,7 +47,7 @@ def require_admin(token: Token, known: Known) -> None:
 
 async def require_device(token: Token, known: Known, service: Service) -> str:
     """A device asks again and again: the database is asked once, and revocations are known without it."""
-    device = known.known_device(token)
+    device = known.known_device(token_hash(token))
     if device is None or device in service.shut_out:
         return await run_in_threadpool(known.device_of, token)
     return device

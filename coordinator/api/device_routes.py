@@ -17,9 +17,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 
 from coordinator.api.auth import Device, Known, Service, Token
-from coordinator.api.direct import LONGEST_WAIT, MOST_REPORT, Direct
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
 from coordinator.api.limits import check_length, paced, pour
+from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.errors import NotFound
 from coordinator.http import YIELD
@@ -29,7 +29,9 @@ from federation.errors import InputError
 from federation.weights import map_weights
 from federation.wire import WireError, encode_layers
 
-router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=Direct)
+router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=CountedRoute)
+LONGEST_WAIT = 60.0  # seconds for a task
+MOST_REPORT = 16_384  # characters
 MOST_WORDS = 1000
 
 
@@ -58,7 +60,7 @@ async def next_task(
     If none of the jobs that run can use the device, `Embrace-Unfit` says why, percent-encoded; a later one may.
     """
     offer, until = None, time.monotonic() + wait
-    while not await request.is_disconnected():
+    while True:
         rings = service.bell.rings
         offer = await request.app.state.next_task(device)
         rest = until - time.monotonic()
@@ -66,6 +68,8 @@ async def next_task(
             break
         request.scope.get("extensions", {}).get(YIELD, _nothing)()
         await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
+        if await request.is_disconnected():
+            break
     if offer is None:
         why = service.unfit(device)
         return Response(status_code=204, headers={"Embrace-Unfit": quote(why[:MOST_WORDS], " ")} if why else None)

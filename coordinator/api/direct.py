@@ -1,4 +1,4 @@
-"""The three requests that every device makes in every round, without FastAPI's general way of finding arguments.
+"""The three requests that every device makes in every round, past FastAPI's general way to a function.
 
 That way takes longer than the work itself. Here only what is plainly in order is found: a token that is known, a
 parameter as it should be. Everything else, every refusal above all, goes the general way.
@@ -6,78 +6,113 @@ parameter as it should be. Everything else, every refusal above all, goes the ge
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coordinator.api.device_routes import LONGEST_WAIT, MOST_REPORT, get_weights, next_task, send_update
 from coordinator.api.metrics import counted
 from coordinator.credentials import token_hash
 
-Arguments = dict[str, Any]
-LONGEST_WAIT = 60.0
-MOST_REPORT = 16_384
+Call = Callable[[], Awaitable[Response]]
 
 
-class Direct(APIRoute):
-    """A route whose function is called directly where that is possible."""
+@dataclass(frozen=True)
+class Shortcut:
+    """To a function; `path` is the route's, for the numbers that are kept of each."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        usual, find = super().get_route_handler(), _FIND.get(self.name)
-        if find is None:
-            return usual
+    path: str
+    pattern: re.Pattern[str]
+    find: Callable[[Request, str, re.Match[str]], Call | None]
 
-        async def handle(request: Request) -> Response:
-            arguments = find(request)
-            if arguments is None or (device := _device(request)) is None:
-                return await usual(request)
-            answer: Response = await self.endpoint(device=device, service=request.app.state.coordinator, **arguments)
-            return answer
 
-        async def handle_counted(request: Request) -> Response:
-            async with asynccontextmanager(counted)(request):
-                return await handle(request)
+class Direct:
+    """ASGI middleware that calls these functions itself where that is possible."""
 
-        return handle_counted if self.name == "send_update" else handle
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shortcut = _SHORTCUTS.get(scope["method"]) if scope["type"] == "http" else None
+        matched = shortcut.pattern.fullmatch(scope["path"]) if shortcut is not None else None
+        if shortcut is None or matched is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        device = _device(request)
+        call = shortcut.find(request, device, matched) if device is not None else None
+        if call is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = shortcut
+        try:
+            answer = await call()
+        except Exception as error:
+            answer = await _refusal(request, error)
+        await answer(scope, receive, send)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    """What the application makes of an error. What it has no words for is a defect, and not for here."""
+    handlers = request.app.exception_handlers
+    known = next((kind for kind in type(error).__mro__ if kind in handlers and kind is not Exception), None)
+    if known is None:
+        raise error
+    answer: Response = await handlers[known](request, error)
+    return answer
 
 
 def _device(request: Request) -> str | None:
     """Who asks, if that is known and it does not ask too often."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    state = request.app.state
-    device: str | None = state.registry.known_device(token) if scheme.lower() == "bearer" else None
+    if scheme.lower() != "bearer":
+        return None
+    state, hashed = request.app.state, token_hash(token)
+    device: str | None = state.registry.known_device(hashed)
     if device is None or device in state.coordinator.shut_out:
         return None
-    return None if state.pace.take(token_hash(token), time.monotonic()) > 0 else device
+    return None if state.pace.take(hashed, time.monotonic()) > 0 else device
 
 
-def _for_next_task(request: Request) -> Arguments | None:
+def _for_next_task(request: Request, device: str, _: re.Match[str]) -> Call | None:
     given = request.query_params
     wait = given.get("wait", "30")
     plain = set(given) <= {"wait"} and len(wait) < 10 and wait.replace(".", "", 1).isdecimal()
-    return {"request": request, "wait": float(wait)} if plain and float(wait) <= LONGEST_WAIT else None
+    if not plain or float(wait) > LONGEST_WAIT:
+        return None
+    return partial(next_task, request, device, request.app.state.coordinator, float(wait))
 
 
-def _for_weights(request: Request) -> Arguments | None:
-    version = request.path_params["version"]
-    plain = not request.url.query and version.isascii() and version.isdecimal() and len(version) < 10
-    return {"job": request.path_params["job"], "version": int(version)} if plain else None
+def _for_weights(request: Request, device: str, matched: re.Match[str]) -> Call | None:
+    if request.scope["query_string"]:
+        return None
+    return partial(get_weights, matched[1], int(matched[2]), device, request.app.state.coordinator)
 
 
-def _for_update(request: Request) -> Arguments | None:
-    report = request.headers.get("embrace-report")
+def _for_update(request: Request, device: str, matched: re.Match[str]) -> Call | None:
+    report, digest = request.headers.get("embrace-report"), request.headers.get("content-digest")
     if report is None or len(report) > MOST_REPORT:
         return None
-    digest = request.headers.get("content-digest")
-    task = request.path_params["task"]
-    return {"request": request, "task": task, "embrace_report": report, "content_digest": digest}
+    service = request.app.state.coordinator
+
+    async def send() -> Response:
+        with counted(request):
+            return await send_update(matched[1], request, device, service, report, digest)
+
+    return send
 
 
-_FIND: dict[str, Callable[[Request], Arguments | None]] = {
-    "next_task": _for_next_task,
-    "get_weights": _for_weights,
-    "send_update": _for_update,
+_SHORTCUTS = {
+    "POST": Shortcut("/v1/tasks/next", re.compile("/v1/tasks/next"), _for_next_task),
+    "GET": Shortcut(
+        "/v1/jobs/{job}/versions/{version}/weights",
+        re.compile("/v1/jobs/([^/]+)/versions/([0-9]{1,9})/weights"),
+        _for_weights,
+    ),
+    "PUT": Shortcut("/v1/tasks/{task}/update", re.compile("/v1/tasks/([^/]+)/update"), _for_update),
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -44,6 +46,7 @@ class Metrics:
             "embrace_request_seconds", "From the headers of a request to the end of its answer, waiting included.",
             ("method", "route"), buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
+        self._found: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._received = Counter("embrace_received_bytes", "Bodies of requests.", registry=self.registry)
         self._accepted = Counter("embrace_updates_accepted", "Updates that were recorded.", registry=self.registry)
         self._refused = Counter(
@@ -55,8 +58,12 @@ class Metrics:
     def observe(self, method: str, route: str, status: int, seconds: float, received: int) -> None:
         """A request was answered. Only known methods and routes become labels: a stranger cannot make new ones."""
         known = method if method in _METHODS else "other"
-        self._requests.labels(known, route, status).inc()
-        self._seconds.labels(known, route).observe(seconds)
+        found = self._found.get((known, route, status))
+        if found is None:  # looking a label up takes longer than counting
+            found = self._requests.labels(known, route, status), self._seconds.labels(known, route)
+            self._found[known, route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
         self._received.inc(received)
 
     def accepted(self) -> None:
@@ -71,8 +78,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-async def counted(request: Request) -> AsyncIterator[None]:
-    """A dependency of the route that takes updates."""
+@contextmanager
+def counted(request: Request) -> Iterator[None]:
+    """Around everything that becomes of an update."""
     metrics: Metrics = request.app.state.metrics
     try:
         yield
@@ -80,6 +88,19 @@ async def counted(request: Request) -> AsyncIterator[None]:
         metrics.refused(error)
         raise
     metrics.accepted()
+
+
+class CountedRoute(APIRoute):
+    """Counts updates, those too whose sender or report is refused before anybody looks at them."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        usual = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            with counted(request):
+                return await usual(request)
+
+        return handle if self.name == "send_update" else usual
 
 
 class _Census(Collector):
