@@ -1,6 +1,6 @@
 """HTTP/1.1 between sockets and the application, for uvicorn: large bodies, in and out, take no memory of their own.
 
-- A body that the application pours (`Inflow`) goes from one buffer, which all connections share, straight to where it
+- A body that the application pours (inflow.py) goes from one buffer, which all connections share, straight to where it
   belongs. Whatever is not asked for yet stays in the socket, and the sender waits.
 - A file goes from the page cache to the socket (`http.response.pathsend`): nobody copies it.
 - Requests take turns (turns.py): a connection that waits for its turn costs the few bytes of its headers.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -22,108 +21,19 @@ from urllib.parse import unquote
 
 import h11
 import uvicorn
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
+from coordinator.inflow import Inflow
 from coordinator.turns import Turn, Turns
 
 log = logging.getLogger("embrace.http")
 INFLOW, YIELD = "embrace.inflow", "embrace.yield"  # extensions of the scope: the body; gives up the turn
 HEAD, BODY = 1 << 12, 1 << 17  # bytes that are read at once: of headers, of a body
-HELD = 1 << 16  # bytes of a body that wait for an application which asks for them one by one
 _SHARED = memoryview(bytearray(BODY))  # used up before anybody else gets it: an event loop does one thing at a time
 
 _TURNS = Turns()
-
-Sink = Callable[[memoryview], None]
-
-
-class Inflow:
-    """The body of a request on its way in."""
-
-    def __init__(self, transport: asyncio.Transport, missing: int | None, proceed: Callable[[], None]) -> None:
-        self._transport, self._proceed = transport, proceed
-        self.missing = missing  # bytes; None: nobody knows
-        self.received = 0
-        self._held = bytearray()
-        self._sink: Sink | None = None
-        self._refused = False
-        self._news = asyncio.Event()
-        if self.whole:
-            self._news.set()
-        self._poured: asyncio.Future[None] | None = None
-        self.gone = False
-
-    @property
-    def whole(self) -> bool:
-        return self.missing == 0
-
-    async def pour(self, sink: Sink) -> None:
-        """All of it, piece by piece; a piece is good until `sink` returns. What the sink raises ends it."""
-        self._proceed()
-        self._poured = asyncio.get_running_loop().create_future()
-        self._sink = sink
-        held, self._held = self._held, bytearray()
-        self._give(memoryview(held))
-        self._end_if_over()
-        self._transport.resume_reading()
-        try:
-            await self._poured
-        finally:
-            self._sink, self._refused = None, True
-
-    async def next_message(self) -> Message:
-        """The same for who asks for each piece."""
-        self._proceed()
-        if not (self._held or self.whole or self.gone):
-            self._transport.resume_reading()
-        await self._news.wait()
-        if self.gone:
-            return {"type": "http.disconnect"}
-        self._news.clear()
-        held, self._held = bytes(self._held), bytearray()
-        if not self.whole:
-            self._transport.resume_reading()
-        return {"type": "http.request", "body": held, "more_body": not self.whole}
-
-    def take(self, data: memoryview) -> None:
-        """The next bytes."""
-        self.received += len(data)
-        if self.missing is not None:
-            self.missing -= len(data)
-        self._give(data)
-        self._end_if_over()
-        self._news.set()
-
-    def lose(self) -> None:
-        """The client has gone, or was answered."""
-        self.gone = self._refused = True
-        self._news.set()
-        self._end_if_over()
-
-    def _give(self, data: memoryview) -> None:
-        if self._sink is not None:
-            try:
-                self._sink(data)
-            except Exception as error:
-                self._sink, self._refused = None, True
-                if self._poured is not None and not self._poured.done():
-                    self._poured.set_exception(error)
-        elif not self._refused:
-            self._held += data
-            if len(self._held) >= HELD:
-                self._transport.pause_reading()
-
-    def _end_if_over(self) -> None:
-        if self._poured is None or self._poured.done():
-            return
-        if self.whole:
-            self._poured.set_result(None)
-        elif self.gone:
-            self._poured.set_exception(ClientDisconnect())
-
 
 class Exchange:
     """A request and its answer."""

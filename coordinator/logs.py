@@ -13,7 +13,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.credentials import new_id
-from coordinator.http import INFLOW, Inflow
+from coordinator.http import INFLOW
+from coordinator.inflow import Inflow
 
 log = logging.getLogger("embrace.access")
 REQUEST_ID = b"x-request-id"

@@ -23,13 +23,13 @@ import anyio
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.api.auth import Given
 from coordinator.api.problems import problem
 from coordinator.credentials import token_hash
-from coordinator.http import INFLOW, Inflow, Sink
+from coordinator.http import INFLOW
+from coordinator.inflow import Inflow, Sink
 
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
 HEADER_COUNT = 100
@@ -208,17 +208,20 @@ class _Body:
 
     async def pour(self, inflow: Inflow, sink: Sink) -> None:
         """The whole body into a sink, which knows how much it takes; ends for a client that is too slow."""
-        pouring = asyncio.ensure_future(inflow.pour(sink))
-        came = 0
+        loop, came = asyncio.get_running_loop(), inflow.received
+        timer = loop.call_later(self._window, lambda: look())
+
+        def look() -> None:
+            nonlocal came, timer
+            if inflow.received - came < LEAST_BYTES:
+                self._too_slow()
+                inflow.give_up()
+            came, timer = inflow.received, loop.call_later(self._window, look)
+
         try:
-            while not (await asyncio.wait([pouring], timeout=self._window))[0]:
-                if inflow.received - came < LEAST_BYTES:
-                    self._too_slow()
-                    raise ClientDisconnect
-                came = inflow.received
-            await pouring
+            await inflow.pour(sink)
         finally:
-            pouring.cancel()
+            timer.cancel()
 
     def _too_slow(self) -> None:
         self.refusal = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
