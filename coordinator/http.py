@@ -66,6 +66,7 @@ class Exchange:
         finally:
             if not self.complete:
                 self._break_off()
+            self.scope.clear()  # it and this exchange refer to each other: nobody should have to search for that
 
     async def inflow_or_end(self) -> Message:
         return {"type": "http.disconnect"} if self.complete else await self.inflow.next_message()

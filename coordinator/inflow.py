@@ -13,6 +13,10 @@ HELD = 1 << 16  # bytes of a body that wait for an application which asks for th
 Sink = Callable[[memoryview], None]
 
 
+def _nothing() -> None:
+    """In place of somebody who is no longer interested."""
+
+
 class Inflow:
     """What a request says; `missing` bytes of it are still to come."""
 
@@ -73,6 +77,7 @@ class Inflow:
     def lose(self) -> None:
         """The client has gone, or was answered."""
         self.gone = self._refused = True
+        self._proceed = _nothing  # and who made this can go
         self._news.set()
         self._end_if_over()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import signal
@@ -62,6 +63,7 @@ class Server:
         if is_exposed(self.settings):
             log.warning("without TLS: whoever is on the way between a device and this address can read its token")
         listening(url)
+        gc.freeze()  # what is there now stays: nobody has to look through it again and again
         with _quiet_signals():
             _Uvicorn(config, self._leave).run(sockets=[bound])
         log.info("ended")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ Body = Iterator[bytes | memoryview]
 Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
 Piece = tuple[int, Kind, int, int]  # layer, kind, begin and end, in elements, of what is squared at once
 MODEL = "model"
+_scratch = threading.local()
 
 
 class WireError(InputError):
@@ -242,8 +244,7 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
     most_norm, total = _bound(limits.max_norm), 0.0
     for first in range(0, part.size, BLOCK):
         values = np.frombuffer((yield 4 * min(BLOCK, part.size - first)), "<f4")
-        with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
-            doubles = values.astype(np.float64)
+        doubles = _as_doubles(values)
         taken, end = [], first
         while end < first + values.size:
             layer, kind, begin, end = piece = next(pieces)
@@ -323,6 +324,16 @@ def _runs(places: Iterable[Place]) -> Iterator[Place]:
 
 def _named(track: str, parameter: Parameter) -> Parameter:
     return parameter if track == MODEL else replace(parameter, name=f"{track}/{parameter.name}")
+
+
+def _as_doubles(values: Vector) -> NDArray[np.float64]:
+    """Good until the next time: many bodies arrive at once, and memory does not grow with their number."""
+    if not hasattr(_scratch, "doubles"):
+        _scratch.doubles = np.empty(BLOCK)
+    doubles: NDArray[np.float64] = _scratch.doubles[: values.size]
+    with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
+        np.copyto(doubles, values)
+    return doubles
 
 
 def _bound(most: float | None) -> float:
