@@ -123,14 +123,14 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         token = (folder / "data" / "admin.token").read_text().strip()
         admin = AdminClient(url, token)
         stack.callback(admin.close)
-        plan = plan_from({"bundle": "bench", "num_rounds": rounds, "participate": {"count": devices}})
+        plan = plan_from({"bundle": "bench", "num_rounds": rounds + 1, "participate": {"count": devices}})
         bundle = admin.send_bundle(folder / "bundle")
         tokens = _enrol(url, admin, devices)
         job = str(admin.call("POST", "/jobs", json={"bundle": bundle, "plan": plan_to(plan)})["id"])
         headers = _update_headers(load.body)
         watch = Watch(process.pid)
         for version in range(rounds):
-            watch.round(embrace_round(port, load, tokens, headers, token, job, version))
+            watch.round(embrace_round(port, load, tokens, headers, version))
         row = watch.row("embrace", devices, parameters)
         result = folder / "result"
         admin.save_weights(job, rounds, result)
