@@ -8,12 +8,7 @@ from collections.abc import Callable
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from coordinator.turns import Turn, Turns
-
 HELD = 1 << 16  # bytes of a body that wait for an application which asks for them one by one
-
-# Bodies come one after the other rather than all at once: the first is counted while the next comes.
-_POURING = Turns(3)
 
 Sink = Callable[[memoryview], None]
 
@@ -44,16 +39,6 @@ class Inflow:
 
     async def pour(self, sink: Sink) -> None:
         """All of it, piece by piece; a piece is good until `sink` returns. What the sink raises ends it."""
-        my_turn = asyncio.Event()
-        turn = Turn(_POURING, my_turn.set)
-        _POURING.queue(turn)
-        try:
-            await my_turn.wait()
-            await self._pour(sink)
-        finally:
-            turn.end()
-
-    async def _pour(self, sink: Sink) -> None:
         self._proceed()
         self._poured, self._sink = asyncio.get_running_loop().create_future(), sink
         held, self._held = self._held, bytearray()
