@@ -93,7 +93,7 @@ class Exchange:
                 self._finish()
 
     async def _send_file(self, path: Path) -> None:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             size = _Length(file.seek(0, 2))
             self._head.send_with_data_passthrough(h11.Data(data=size))  # type: ignore[arg-type]
             try:

@@ -43,6 +43,8 @@ class JsonLines(logging.Formatter):
 
 def configure_logging(level: str) -> None:
     """To standard error; uvicorn's own loggers go the same way."""
+    # Nobody reads these facts of a record, and collecting them takes as long as writing the line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

@@ -115,8 +115,7 @@ class Views:
     def known_version(self, job: str, version: int) -> tuple[Path, Manifest] | None:
         """The same for a version that somebody asked for before: no database, no waiting."""
         newest, manifest = self._versions.get(job, (-1, None))
-        path = self.files.version(job, version)
-        return (path, manifest) if manifest is not None and 0 <= version <= newest and path.is_file() else None
+        return (self.files.version(job, version), manifest) if manifest is not None and version <= newest else None
 
     def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> tuple[Region, Vector]:
         """A part of a vector of a version: what a boundary's graph takes, or of what it trains one unit."""

@@ -169,8 +169,12 @@ async def get_weights(
         found = await run_in_threadpool(service.version_file, job, version)
     path, manifest = found
     if from_layer is None and to_layer is None:
+        try:
+            facts = os.stat(path)
+        except FileNotFoundError:
+            raise NotFound(f"there is no version {version} of job {job!r} any more") from None
         etag = {"ETag": f'"{job}-{version}"'}
-        return FileResponse(path, media_type="application/octet-stream", headers=etag, stat_result=os.stat(path))
+        return FileResponse(path, media_type="application/octet-stream", headers=etag, stat_result=facts)
     space = manifest.space
     first, end = from_layer or 0, to_layer or len(space.layers)
     if not 0 <= first < end <= len(space.layers):
