@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-PLACES = 8
+PLACES = 16
 PATIENCE = 0.25  # seconds after which a place goes to the next
 
 

@@ -31,7 +31,7 @@ from federation.errors import InputError
 from federation.region import CHUNK, Region, Run, of_layers
 from federation.space import Kind, Parameter, ParameterSpace, Vector
 
-BLOCK = 1 << 14  # elements that are checked together, counted from the start of the data whatever the chunks were
+BLOCK = 1 << 13  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
 PIECE = 1 << 14  # elements that are sent together
 Bytes = bytearray | memoryview
