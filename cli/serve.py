@@ -55,11 +55,15 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
             "can read the tokens",
             style="yellow",
         )
+    file = data / "admin.token"
     if admin is not None:
-        file = data / "admin.token"
         file.touch(0o600)
         file.write_text(admin + "\n")
         screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
+    elif file.exists():
+        screen.print(f"administrator's token, as before: {file}", markup=False)
+    else:  # whoever runs it may keep the token elsewhere
+        screen.print(f"administrator's token, as before; it is not in {file} any more", markup=False)
     if devices:
         enrolment = server.registry.invite(devices, 7 * 86400)
         screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)

@@ -235,6 +235,24 @@ def test_serve_in_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     assert (code, err) == (2, "error: cannot open the database: file is not a database\n")
 
 
+def test_serve_says_where_the_administrators_token_is(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "admin.token"
+    with live_server(tmp_path) as first:
+        assert f"administrator's token, made now and kept only here: {file}\n" in first.printed
+    with live_server(tmp_path) as again:
+        assert f"administrator's token, as before: {file}\n" in again.printed and again.admin == first.admin
+    file.unlink()
+    command = [sys.executable, "-m", "cli.main", "serve", "--data", str(tmp_path / "data"), "--port", "0"]
+    environment = {**os.environ, "COLUMNS": "300"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.terminate()
+    assert said == f"administrator's token, as before; it is not in {file} any more\n"
+
+
 def test_two_coordinators_on_one_directory(server: LiveServer) -> None:
     code, out, err = serve(server._log.parent / "data", "--port", "0")
     assert (code, out) == (2, "") and err.endswith("data is in use: another coordinator runs on it\n")
