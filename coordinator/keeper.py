@@ -28,6 +28,7 @@ from coordinator.bell import Bell
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
+from coordinator.examine import Examination
 from coordinator.job_runner import JobRunner
 from coordinator.plan import Evaluate, Plan, plan_from, plan_to
 from coordinator.round_sums import Reached
@@ -363,10 +364,9 @@ class JobKeeper(Views):
         """What is known about a body, from the body itself."""
         assert runner.round is not None
         decoder, _ = runner.summing.decoder(runner.round.slots[row.slot].member.boundary, row.round)
-        with self._body(row).open("rb") as file:
-            while chunk := file.read(1 << 20):
-                decoder.feed(chunk)
-        return decoder.finish()
+        examination = Examination(decoder)
+        examination.read(self._body(row))
+        return examination.finish()[0]
 
 
 def _remove(files: list[Path]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import json
 import math
 import os
@@ -22,8 +21,10 @@ from coordinator.api.limits import check_length, paced, pour
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.errors import NotFound
+from coordinator.examine import LARGE, Examination
 from coordinator.http import YIELD
-from coordinator.service import PRESENCE, Arrival
+from coordinator.inflow import Sink
+from coordinator.service import PRESENCE, Arrival, Receiving
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.weights import map_weights
@@ -101,25 +102,19 @@ async def send_update(
     if receiving is None:
         receiving = await run_in_threadpool(service.receive, device, task)
     check_length(request, receiving.most)
-    sha256 = hashlib.sha256()
+    examination, later = Examination(receiving.decoder), receiving.most > LARGE
     try:
-        with receiving.path.open("wb", buffering=0) as file:
-
-            def take(piece: memoryview) -> None:
-                receiving.decoder.feed(piece)
-                sha256.update(piece)
-                if file.write(piece) != len(piece):
-                    raise OSError(errno.ENOSPC, "the disk took a part only")
-
-            await pour(request, take)
-        _check_digest(content_digest, sha256.digest())
-        checked = receiving.decoder.finish()
+        await _spool(request, receiving, None if later else examination.feed)
+        _give_way(request)  # the more wait for the disk together, the less each of them costs
+        if later:
+            await examination.read_beside(receiving.path)
+        checked, sha256 = examination.finish()
+        _check_digest(content_digest, sha256)
     except BaseException:
         receiving.path.unlink(missing_ok=True)
         raise
-    _give_way(request)  # the more wait for the disk together, the less each of them costs
-    await request.app.state.accept(Arrival(device, receiving, checked, sha256.hexdigest(), report))
-    return JSONResponse({"status": "accepted", "sha256": sha256.hexdigest()}, 201)
+    await request.app.state.accept(Arrival(device, receiving, checked, sha256.hex(), report))
+    return JSONResponse({"status": "accepted", "sha256": sha256.hex()}, 201)
 
 
 @router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
@@ -182,6 +177,24 @@ async def get_weights(
     vector = map_weights(path, space)[space.layer(first).start : space.layer(end - 1).stop]
     body = (bytes(part) for part in encode_layers(space, first, vector, end=end))
     return StreamingResponse(body, media_type="application/octet-stream")
+
+
+async def _spool(request: Request, receiving: Receiving, look: Sink | None) -> None:
+    """The body to its file, as it comes; `look` sees it on the way."""
+    left = receiving.most
+    with receiving.path.open("wb", buffering=0) as file:
+
+        def take(piece: memoryview) -> None:
+            nonlocal left
+            left -= len(piece)
+            if left < 0:
+                raise WireError(f"the body goes on after {receiving.most} bytes, the most that it can have")
+            if look is not None:
+                look(piece)
+            if file.write(piece) != len(piece):
+                raise OSError(errno.ENOSPC, "the disk took a part only")
+
+        await pour(request, take)
 
 
 def _give_way(request: Request) -> None:

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.api import device_routes
 from federation.wire import encode_layers
 from tests.coordinator.harness import Offer, Site, body_of, put_update, scripted
+
+
+@pytest.fixture(autouse=True, params=["as it comes", "once it is there"])
+def examined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small bodies are looked at while they come, large ones afterwards: every test is made both ways."""
+    if request.param == "once it is there":
+        monkeypatch.setattr(device_routes, "LARGE", 0)
 
 
 def changed(site: Site, offer: Offer, change: Any) -> bytes:
