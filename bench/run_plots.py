@@ -69,7 +69,8 @@ def plot_layers(run: Run, y: str, x: str, file: Path) -> None:
     """One row of colours per layer, input side on top; rounds without values are left out."""
     layers = run.layers(y)
     if not layers:
-        raise DataError(f"{run.path}: no line has per_layer.{y} to draw")
+        option = "--svcca-every" if y == "svcca" else "--layers-every"
+        raise DataError(f"{run.path}: no line has per_layer.{y} to draw; 'embrace simulate {option} N' measures it")
     values = run.by_layer(y, layers)
     seen = np.isfinite(values).any(0)
     values, places = values[:, seen], run.progress(x)[seen]

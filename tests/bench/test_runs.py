@@ -176,7 +176,7 @@ def test_what_cannot_be_drawn(tmp_path: Path):
     run = read_run(write(tmp_path, [{"round": 0, "accuracy": None, "per_layer": {"svcca": {"in": None}}}]))
     with pytest.raises(DataError, match="no run has values of accuracy to draw"):
         plot_curves([Group("x", [run])], "rounds", "accuracy", tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"no line has per_layer\.interval to draw"):
+    with pytest.raises(DataError, match=r"no line has per_layer\.interval to draw; 'embrace simulate --layers-every"):
         plot_layers(run, "interval", "rounds", tmp_path / "x.png")
     with pytest.raises(DataError, match="no finite values"):
         plot_layers(run, "svcca", "rounds", tmp_path / "x.png")
