@@ -58,7 +58,7 @@ class Scene:
 
     def job(self, method: str, tiers: Mapping[str, int], fraction: float, statistics: str | None = None) -> Any:
         known = {"samples": self.samples, "test_samples": self.test_samples}
-        deals = {"dirichlet": {"alpha": self.alpha}, "natural_id": {"groups_per_partition": 2}}
+        deals = {"dirichlet": {"alpha": self.alpha}, "natural": {"groups_per_partition": 2}}
         return {
             "algorithm": ALGORITHMS[method],
             "num_rounds": self.rounds,
@@ -82,14 +82,14 @@ class Scene:
 
 
 CIFAR_FULL = Scene("resnet20", "cifar10", 128, 1000, "0.4/10@800,900", every=10)
-FEMNIST_FULL = Scene("femnist_cnn", "femnist", 128, 200, "0.04", every=5, partitioner="natural_id")
+FEMNIST_FULL = Scene("femnist_cnn", "femnist", 128, 200, "0.04", every=5, partitioner="natural")
 IMDB_FULL = Scene("imdb_bilstm", "imdb", 128, 400, "0.1/10@200,300", every=10)
 FASHION_SHORT = Scene(
     "fashion_resnet8@0.625", "fashion_mnist", 32, 30, "0.1/10@24,27", batch=16, samples=4000, test_samples=1000,
     every=2, alpha=0.5, input_tier="layer1",
 )  # fmt: skip
 FEMNIST_SHORT = Scene(
-    "femnist_cnn@0.125", "femnist", 32, 40, "0.04", test_samples=1500, every=2, partitioner="natural_id"
+    "femnist_cnn@0.125", "femnist", 32, 40, "0.04", test_samples=1500, every=2, partitioner="natural"
 )  # fmt: skip
 IMDB_SHORT = Scene(
     "imdb_bilstm@0.25", "imdb", 8, 30, "0.1", steps=5, batch=16, samples=1600, test_samples=500, every=5

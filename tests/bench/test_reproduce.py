@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from bench.data.partition import make_partitioner
 from bench.reproduce import TABLES
 from bench.reproduce.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.reproduce.page import PAGE, RESULTS, filled
@@ -103,7 +104,8 @@ def test_jobs_of_every_scale_are_jobs(table):
         setting = table.setting(scale)
         assert setting.note and setting.rows
         for row in setting.rows:
-            plan_from({**row.job, "bundle": row.model})
+            plan = plan_from({**row.job, "bundle": row.model})
+            make_partitioner(plan.simulate.get("partitioner", "iid"), plan.simulate.get("partition", {}))
             assert set(row.published) <= {column.name for column in table.columns}
     with pytest.raises(InputError, match="expected smoke, short, full, got 'long'"):
         table.setting("long")
