@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.store.files import Files, publish
+from federation.layout import MODEL
 from federation.server_step import Change
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.weights import header, map_weights, write_weights
-from federation.wire import MODEL
 
 
 def state_space(names: Iterable[str], size: int) -> ParameterSpace:

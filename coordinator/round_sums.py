@@ -15,12 +15,13 @@ from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.coverage import coverage
 from federation.exchange import trained_region, units_region
+from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
 from federation.messages import MOST_STEPS
 from federation.region import Region, Run
 from federation.server_step import CONTROL
 from federation.space import Vector
-from federation.wire import MODEL, CheckedTrack, CheckedUpdate, Layout, Limits, UpdateDecoder, read_blocks, within
+from federation.wire import CheckedTrack, CheckedUpdate, Limits, UpdateDecoder, read_blocks, within
 
 MOST_LAYOUTS = 63
 Reached = Callable[[str], None]  # told of points at which a test may end the process

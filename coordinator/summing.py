@@ -18,9 +18,10 @@ from federation.axes.serve import RoundFacts
 from federation.axes.sync import first_facts
 from federation.decode import decode
 from federation.exchange import units_region
+from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.server_step import Move, mean_moves
-from federation.wire import MODEL, CheckedTrack, CheckedUpdate, UpdateDecoder, within
+from federation.wire import CheckedTrack, CheckedUpdate, UpdateDecoder, within
 
 
 class Summing:

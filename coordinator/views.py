@@ -19,10 +19,10 @@ from federation.bundle_files import check_bundle, file_ref
 from federation.coverage import coverage
 from federation.errors import BundleError, InputError
 from federation.exchange import graph_region, trained_region
+from federation.layout import MODEL
 from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
 from federation.region import Region
 from federation.space import Vector
-from federation.wire import MODEL
 
 FINISHED = ("stopped", "done", "failed")
 EVENTS_AT_ONCE = 500

@@ -26,12 +26,12 @@ from edge_runtime.trainer import Outcome, Received
 from federation.axes.local import ControlVariate, Momentum, fuses
 from federation.coverage import Coverage, coverage
 from federation.exchange import graph_region, trained_region, units_region
+from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.messages import Task
 from federation.region import Region, of_layers
 from federation.server_step import CONTROL, MOMENTUM
 from federation.space import Vector
-from federation.wire import MODEL
 
 OWN_MODEL, REFERENCE, REPORTED, LAST, RECEIVED = "model", "reference", "reported", "last", "received"
 Vectors = dict[str, Vector]

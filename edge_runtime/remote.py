@@ -21,12 +21,13 @@ from federation.bundle_files import file_ref
 from federation.coverage import coverage
 from federation.errors import BundleError
 from federation.exchange import Exchange, trained_region
+from federation.layout import MODEL, Layout
 from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
 from federation.messages import TaskOffer
 from federation.region import Region
 from federation.space import Vector
 from federation.weights import header
-from federation.wire import MODEL, Layout, Limits, UpdateDecoder, read_blocks
+from federation.wire import Limits, UpdateDecoder, read_blocks
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 

@@ -16,6 +16,7 @@ from federation.axes.sync import Sync, SyncFacts, When, WholeModel, after_round
 from federation.axes.sync.names import encode_sync
 from federation.axes.weigh import Weigh
 from federation.exchange import Exchange, Inherit
+from federation.layout import MODEL
 from federation.server_step import (
     CONTROL,
     MOMENTUM,
@@ -29,7 +30,6 @@ from federation.server_step import (
     spread,
 )
 from federation.space import ParameterSpace, Vector
-from federation.wire import MODEL
 
 
 @dataclass(frozen=True)

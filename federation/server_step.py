@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from federation.accumulate import Accumulator
 from federation.axes.serve import Doubles, RoundFacts, ServeRule
+from federation.layout import MODEL
 from federation.space import Kind, ParameterSpace, Vector
-from federation.wire import MODEL
 
 BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
 CONTROL, MOMENTUM = "control", "momentum"  # the other tracks of an update, and the server's vectors of the same names

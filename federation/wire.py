@@ -18,7 +18,6 @@ import reprlib
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from io import BufferedIOBase
 from itertools import groupby
 from typing import Any
@@ -26,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation import weights
 from federation.errors import InputError
-from federation.region import CHUNK, Region, Run, of_layers
-from federation.space import Kind, Parameter, ParameterSpace, Vector
+from federation.layout import MODEL, Layout, Order, Place, layers_layout
+from federation.region import CHUNK, Region, Run
+from federation.space import Kind, ParameterSpace, Vector
 
 BLOCK = 1 << 13  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
@@ -37,9 +36,7 @@ PIECE = 1 << 14  # elements that are sent together
 Bytes = bytearray | memoryview
 Steps = Generator[int, Bytes, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
-Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
 Piece = tuple[int, Kind, int, int]  # layer, kind, begin and end, in elements, of what is squared at once
-MODEL = "model"
 _scratch = threading.local()
 
 
@@ -80,74 +77,6 @@ class CheckedUpdate:
     @property
     def model(self) -> CheckedTrack:
         return self.tracks[MODEL]
-
-
-@dataclass(frozen=True)
-class Order:
-    """The tensors of a body in the order of its data."""
-
-    start: int  # of the data, in bytes
-    offsets: Mapping[str, int]  # of every tensor, in bytes from the start of the data
-    places: Mapping[str, tuple[Place, ...]]  # by track
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a body consists of: a region for every track."""
-
-    tracks: Mapping[str, Region]
-
-    @cached_property
-    def space(self) -> ParameterSpace:
-        """The tensors: track after track, each with its own names."""
-        layers = []
-        for track, region in self.tracks.items():
-            layers += [[_named(track, parameter) for parameter in layer] for layer in region.space.layers]
-        return ParameterSpace(layers)
-
-    @cached_property
-    def header(self) -> bytes:
-        return weights.header(self.space)
-
-    @cached_property
-    def offsets(self) -> dict[str, int]:
-        """Where each tensor begins in the data that is written here."""
-        return {parameter.name: 4 * self.space.slice_of(parameter.name).start for parameter in self.space}
-
-    @cached_property
-    def owners(self) -> list[str]:
-        """The track of every layer of the space."""
-        return [track for track, region in self.tracks.items() for _ in region.layers]
-
-    @cached_property
-    def usual(self) -> Order:
-        """The order of the space, which all our own devices write."""
-        return self.order(self.offsets, len(self.header))
-
-    @cached_property
-    def bare(self) -> Order:
-        """The same for data without a header."""
-        return self.order(self.offsets, 0)
-
-    def order(self, offsets: Mapping[str, int], start: int) -> Order:
-        """Where everything is in a body whose data begins at a byte, and whose tensors at these bytes of it."""
-        places = {
-            track: tuple(
-                (start + offsets[_named(track, piece.parameter).name], piece.run)
-                for layer in region.layers
-                for piece in layer
-            )
-            for track, region in self.tracks.items()
-        }
-        return Order(start, offsets, places)
-
-
-def layers_layout(space: ParameterSpace, first_layer: int, end: int | None = None) -> Layout:
-    """A body with the model's layers [first_layer, end) alone."""
-    count = len(space.layers)
-    if not 0 <= first_layer < (count if end is None else end) <= count:
-        raise InputError(f"there are no layers [{first_layer}, {end}); the model has {count}")
-    return Layout({MODEL: of_layers(space, range(first_layer, count if end is None else end))})
 
 
 def encode_layers(space: ParameterSpace, first_layer: int, vector: Vector, *, end: int | None = None) -> Body:
@@ -320,10 +249,6 @@ def _runs(places: Iterable[Place]) -> Iterator[Place]:
             begin, last = offset, run
     if last.size:
         yield begin, last
-
-
-def _named(track: str, parameter: Parameter) -> Parameter:
-    return parameter if track == MODEL else replace(parameter, name=f"{track}/{parameter.name}")
 
 
 def _as_doubles(values: Vector) -> NDArray[np.float64]:

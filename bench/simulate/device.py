@@ -27,12 +27,13 @@ from federation.coverage import coverage
 from federation.decode import decode
 from federation.errors import NonFiniteLoss
 from federation.exchange import Inherit, trained_region
+from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
 from federation.messages import Task, decode_task, encode_task
 from federation.region import Region, of_layers
 from federation.space import Vector
 from federation.traffic import Traffic, traffic_of
-from federation.wire import MODEL, CheckedUpdate, Layout, WireError, check_data
+from federation.wire import CheckedUpdate, WireError, check_data
 
 HANDED_ON = "handed-on"  # folder of local models
 

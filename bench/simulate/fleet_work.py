@@ -36,11 +36,11 @@ from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
+from federation.layout import MODEL
 from federation.manifest import Boundary, read_manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
-from federation.wire import MODEL
 
 
 def build(settings: Job, shared: Arrays) -> Work:

@@ -28,11 +28,11 @@ from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.decode import decode
 from federation.errors import InputError
+from federation.layout import MODEL
 from federation.manifest import read_manifest
 from federation.metrics import Score
 from federation.traffic import Link, Traffic, total_of
 from federation.weights import map_weights, write_weights
-from federation.wire import MODEL
 
 CHECKPOINT_SECONDS = 20.0
 SCORED = 256  # test samples that are scored together, whatever the number of processes

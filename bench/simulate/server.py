@@ -17,11 +17,11 @@ from federation.axes.sync import FedLama, Rotating, first_facts
 from federation.errors import EmbraceError, InputError
 from federation.exchange import Inherit
 from federation.identity import task_seed
+from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.messages import Task
 from federation.server_step import mean_moves, spread
 from federation.space import Vector
-from federation.wire import MODEL
 
 BEFORE = "before"  # the model of the version before, for algorithms that look at the server's last move
 

@@ -14,11 +14,11 @@ from federation import server_step as stepping
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
 from federation.errors import BundleError
+from federation.layout import MODEL
 from federation.region import Run, of_layers, whole
 from federation.server_step import Change, mean_moves, server_step
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.weights import map_weights, write_weights
-from federation.wire import MODEL
 
 SPACE = ParameterSpace([[Parameter("a", "weight", (7,))], [], [Parameter("b", "weight", (4, 5))]])
 FACTS = RoundFacts(0.1)

@@ -12,8 +12,9 @@ from safetensors.numpy import save
 from coordinator import robust
 from coordinator.robust import robust_moves
 from federation.errors import InputError
+from federation.layout import layers_layout
 from federation.space import Parameter, ParameterSpace
-from federation.wire import CheckedTrack, Limits, UpdateDecoder, encode_layers, layers_layout
+from federation.wire import CheckedTrack, Limits, UpdateDecoder, encode_layers
 
 SPACE = ParameterSpace(
     [[Parameter("z", "weight", (3, 2))], [Parameter("a", "weight", (5,)), Parameter("b", "statistic", (2,))]]

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from federation.accumulate import ROUNDING_RANGE, Accumulator
 from federation.errors import InputError
+from federation.layout import layers_layout
 from federation.region import Region, Run, of_layers, whole
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.wire import Limits, UpdateDecoder, encode_layers, layers_layout, read_blocks
+from federation.wire import Limits, UpdateDecoder, encode_layers, read_blocks
 
 SIZES = (3, 0, 4, 2)
 SPACE = ParameterSpace([[Parameter(f"w{i}", "weight", (size,))] for i, size in enumerate(SIZES)])

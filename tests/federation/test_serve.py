@@ -16,10 +16,10 @@ from federation.axes.local import ControlVariate, Momentum
 from federation.axes.serve import Adagrad, Adam, Average, RoundFacts, ServerHeavyBall, ServeRule, Yogi
 from federation.axes.serve.names import decode_serve, encode_serve
 from federation.errors import InputError
+from federation.layout import MODEL
 from federation.region import Region, box, of_layers, whole
 from federation.server_step import Change, control_step, mean_moves, momentum_step, server_step, spread
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.wire import MODEL
 from tests.oracles import fedopt
 
 SPACE = ParameterSpace(

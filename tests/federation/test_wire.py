@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from federation.errors import InputError
+from federation.layout import MODEL, layers_layout
 from federation.region import Run, whole
 from federation.space import Parameter, ParameterSpace
 from federation.wire import (
-    MODEL,
     PIECE,
     CheckedTrack,
     CheckedUpdate,
@@ -27,7 +27,6 @@ from federation.wire import (
     UpdateDecoder,
     WireError,
     encode_layers,
-    layers_layout,
     read_blocks,
 )
 from tests.federation.wire_bodies import (

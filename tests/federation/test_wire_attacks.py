@@ -13,12 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from federation.wire import (
-    Limits,
-    UpdateDecoder,
-    WireError,
-    layers_layout,
-)
+from federation.layout import layers_layout
+from federation.wire import Limits, UpdateDecoder, WireError
 from tests.federation.wire_bodies import (
     BIG,
     BIG_BODY,

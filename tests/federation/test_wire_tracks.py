@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from federation.errors import InputError
+from federation.layout import MODEL, Layout
 from federation.region import Region, of_layers, whole
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.wire import (
-    MODEL,
     CheckedTrack,
     CheckedUpdate,
-    Layout,
     Limits,
     UpdateDecoder,
     WireError,

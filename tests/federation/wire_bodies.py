@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from federation.layout import layers_layout
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.wire import (
-    CheckedUpdate,
-    Limits,
-    UpdateDecoder,
-    encode_layers,
-    layers_layout,
-    read_blocks,
-)
+from federation.wire import CheckedUpdate, Limits, UpdateDecoder, encode_layers, read_blocks
 
 SPACE = ParameterSpace(
     [

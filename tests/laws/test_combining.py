@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from federation.coverage import coverage
 from federation.exchange import trained_region
-from federation.wire import MODEL
+from federation.layout import MODEL
 from tests.laws.world import PROBLEM, START, TIERS, Fleet, assert_close
 from tests.oracles import combined
 from tests.oracles.heterofl import Shapes, box, cut

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from federation.wire import MODEL
+from federation.layout import MODEL
 from tests.laws.world import PROBLEM, START, Fleet, assert_close
 from tests.oracles import scaffold, vrl_sgd
 from tests.oracles.model import copy, mean, minus, plus, zeros

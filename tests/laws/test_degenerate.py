@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from federation.algorithms import PRESETS
-from federation.wire import MODEL
+from federation.layout import MODEL
 from tests.laws.world import TIERS, Fleet
 
 ROUNDS = 4

@@ -10,7 +10,7 @@ from edge_runtime.trainer import step_seed
 from federation.axes.local import Momentum, Proximal
 from federation.axes.weigh import effective_steps
 from federation.coverage import coverage, width_of
-from federation.wire import MODEL
+from federation.layout import MODEL
 from tests.laws.world import PROBLEM, START, TIERS, WIDTHS, Fleet, Round, assert_close
 from tests.oracles import embracing, fedavg, fednova, fedopt, fedprox, fjord, heterofl, inclusivefl
 from tests.oracles.fednova import coefficients

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.trainer import Received
+from federation.layout import MODEL
 from federation.schedule import parse_schedule
-from federation.wire import MODEL
 from tests.laws.world import PROBLEM, START, Fleet, assert_close, model_of
 from tests.oracles import domo, layerwise
 from tests.oracles.model import copy, times, zeros

@@ -8,7 +8,7 @@ import pytest
 from federation.axes.sync import Rotating
 from federation.coverage import coverage
 from federation.exchange import graph_region
-from federation.wire import MODEL
+from federation.layout import MODEL
 from tests.laws.world import PROBLEM, START, TIERS, Fleet, assert_close
 from tests.oracles import fedlama, partial_averaging
 

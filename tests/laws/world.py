@@ -27,11 +27,11 @@ from federation.axes.cover import DeviceProfile
 from federation.axes.local import LocalStep, Start, runs
 from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss
+from federation.layout import MODEL
 from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
 from federation.messages import Report, Task
 from federation.narrow import corners, take_corners
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.wire import MODEL
 from tests.oracles.model import Model, flat
 from tests.oracles.problem import (
     CLASSES,
