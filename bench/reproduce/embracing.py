@@ -89,7 +89,7 @@ FASHION_SHORT = Scene(
     every=2, alpha=0.5, input_tier="layer1",
 )  # fmt: skip
 FEMNIST_SHORT = Scene(
-    "femnist_cnn@0.125", "femnist", 32, 40, "0.04", test_samples=1500, every=2, partitioner="natural"
+    "femnist_cnn@0.125", "femnist", 32, 120, "0.04", test_samples=1500, every=2, partitioner="natural"
 )  # fmt: skip
 IMDB_SHORT = Scene(
     "imdb_bilstm@0.25", "imdb", 8, 30, "0.1", steps=5, batch=16, samples=1600, test_samples=500, every=5
@@ -218,7 +218,7 @@ def _cases_full() -> Setting:
 def _cases_short() -> Setting:
     note = (
         f"{SHORT_NOTE}; strong/moderate/weak devices, 8 of the 32 in each of 30 rounds. {SEES} FEMNIST: two writers on "
-        "each of 32 devices, the CNN with an eighth of its channels, 40 rounds, batch 32, the paper's rate 0.04."
+        "each of 32 devices, the CNN with an eighth of its channels, 120 rounds, batch 32, the paper's rate 0.04."
     )
     rows = _case_rows(FASHION_SHORT, SHORT_MIXES, CIFAR_METHODS)
     return FASHION_SHORT.setting(note, rows + _case_rows(FEMNIST_SHORT, SHORT_MIXES, {EMBRACING: 2}, FEMNIST))

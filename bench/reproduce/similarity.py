@@ -60,12 +60,13 @@ def _full() -> Setting:
 
 
 def _short() -> Setting:
-    job = _job("cifar10", 8, 10, "0.1", 10, 16, samples=4000, test_samples=1000)
+    job = _job("cifar10", 8, 12, "0.1", 10, 16, samples=4000, test_samples=1000)
     note = (
         "CIFAR-10, 4,000 training samples, ResNet8 with half of its channels (stem, three blocks, output), 8 devices, "
-        "10 rounds of 10 steps of batch 16, Dirichlet 0.1, momentum 0.9, rate 0.1."
+        "12 rounds of 10 steps of batch 16, Dirichlet 0.1, momentum 0.9, rate 0.1. Models are compared right after a "
+        "synchronisation."
     )
-    return Setting(note, _rows("resnet8@0.5", job), every={"evaluate_every": 0, "svcca_every": 2})
+    return Setting(note, _rows("resnet8@0.5", job), every={"evaluate_every": 0, "svcca_every": 3})
 
 
 def _smoke() -> Setting:
