@@ -20,6 +20,7 @@ from coordinator.api.metrics import counted
 from coordinator.credentials import token_hash
 
 Call = Callable[[], Awaitable[Response]]
+_SECONDS = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})?")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class Direct:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive, send)
-        device = _device(request)
+        hashed = _token_hash(request)
+        device = _device(request, hashed)
         call = shortcut.find(request, device, matched) if device is not None else None
-        if call is None:
+        # Last, because the general way counts a request too.
+        if call is None or request.app.state.pace.take(hashed, time.monotonic()) > 0:
             await self._app(scope, receive, send)
             return
         scope["route"] = shortcut
@@ -67,22 +70,21 @@ async def _refusal(request: Request, error: Exception) -> Response:
     return answer
 
 
-def _device(request: Request) -> str | None:
-    """Who asks, if that is known and it does not ask too often."""
+def _token_hash(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        return None
-    state, hashed = request.app.state, token_hash(token)
-    device: str | None = state.registry.known_device(hashed)
-    if device is None or device in state.coordinator.shut_out:
-        return None
-    return None if state.pace.take(hashed, time.monotonic()) > 0 else device
+    return token_hash(token) if scheme.lower() == "bearer" else ""
+
+
+def _device(request: Request, hashed: str) -> str | None:
+    """Who asks, if that is known."""
+    device: str | None = request.app.state.registry.known_device(hashed)
+    return None if device in request.app.state.coordinator.shut_out else device
 
 
 def _for_next_task(request: Request, device: str, _: re.Match[str]) -> Call | None:
     given = request.query_params
     wait = given.get("wait", "30")
-    plain = set(given) <= {"wait"} and len(wait) < 10 and wait.replace(".", "", 1).isdecimal()
+    plain = set(given) <= {"wait"} and _SECONDS.fullmatch(wait)
     if not plain or float(wait) > LONGEST_WAIT:
         return None
     return partial(next_task, request, device, request.app.state.coordinator, float(wait))

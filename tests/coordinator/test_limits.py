@@ -189,6 +189,14 @@ def test_a_device_that_asks_too_often(server: LiveServer) -> None:
     assert eager.get(f"/v1/graphs/{'0' * 64}").status_code == 404
 
 
+@pytest.mark.parametrize("query", ["", "?from_layer=0"])
+def test_a_request_is_counted_once_whichever_way_it_goes(server: LiveServer, query: str) -> None:
+    device = server.enrol()
+    path = f"/v1/jobs/{next_task(device)['job']}/versions/0/weights{query}"
+    answers = [device.get(path).status_code for _ in range(19)]  # four seconds' worth at once, and one is used up
+    assert answers == [200] * 19
+
+
 def test_a_body_that_trickles_is_dropped(server: LiveServer) -> None:
     device = server.enrol()
     task = next_task(device)["id"]

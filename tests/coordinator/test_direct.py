@@ -1,0 +1,160 @@
+"""A request that FastAPI does not see is answered as it would answer: each is made both ways, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from coordinator.api import direct
+from coordinator.plan import plan_from
+from tests.coordinator.harness import Offer, Site, body_of, report_header
+
+WEIGHTS, NEXT, UPDATE = "GET /v1/jobs/{job}/versions/0/weights", "POST /v1/tasks/next", "PUT /v1/tasks/{task}/update"
+REPORTS = [
+    "", "no json", "[]", "{}", '{"samples": 0}', '{"samples": true}', '{"samples": 1, "x": NaN}', "[" * 9000,
+    "x" * 16_385,
+]  # fmt: skip
+BODIES = {
+    "good": lambda body: body,
+    "empty": lambda body: b"",
+    "short": lambda body: body[:-1],
+    "long": lambda body: body + b"x",
+    "nan": lambda body: body[:-4] + b"\xff\xff\xff\xff",
+    "noise": lambda body: b"\xff" * 300,
+    "far too long": lambda body: bytes(100_000),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request; `who` has the task, or is somebody else."""
+
+    line: str
+    who: str = "holder"
+    headers: tuple[tuple[str, str], ...] = ()
+    body: str = ""
+    reported: bool = True  # an update with a report that is in order
+
+
+NO_TASKS = [
+    "x", "next", "{job}", "{job}-0-0-2", "{job}-0-0-01", "{job}-0-9-1", "{job}-7-0-1", "{job}-0-0-1%0A", "%2e%2e",
+    "a%2fb", "{job}-0-%D9%A0-1", "%00", "%FF", "a" * 500,
+]  # fmt: skip
+WAITS = [
+    "wait=61", "wait=-1", "wait=", "wait=.", "wait=nan", "wait=1e9", "wait=%D9%A3", "wait=x&wait=0", "wait=0&wait=x",
+    "wait=0&wait=99", "x=1&wait=0", "wait=00000000000", "wait=0.00001", "wait=0.", "WAIT=x&wait=0",
+]  # fmt: skip
+ODD = [
+    "GET /v1/tasks/next", "POST /v1/tasks/next/", "POST /v1/tasks/%6eext?wait=0", "POST /v1//tasks/next",
+    "POST /v1/tasks/next%0A?wait=0", "POST /V1/tasks/next",
+]  # fmt: skip
+VERSIONS = [
+    "{job}/versions/1", "{job}/versions/-1", "{job}/versions/00", "{job}/versions/x", "{job}/versions/%D9%A0",
+    "{job}/versions/9999999999", "{job}/versions/0%0A", "x/versions/0", "%2e%2e/versions/0", "a%2fb/versions/0",
+]  # fmt: skip
+REQUESTS = [
+    *(Asked(line, who) for line in (WEIGHTS, NEXT, UPDATE) for who in ("admin", "enrolment", "stranger", "")),
+    *(Asked(line, "revoked", body="good") for line in (WEIGHTS, NEXT, UPDATE)),
+    *(Asked(UPDATE, body=body) for body in BODIES if body != "good"),
+    *(Asked(UPDATE, body="good", headers=(("Embrace-Report", report),), reported=False) for report in REPORTS),
+    Asked(UPDATE, body="good", reported=False),
+    Asked(UPDATE, body="good", headers=(("Content-Digest", "sha-256=:AAAA:"),)),
+    Asked(UPDATE, body="good", headers=(("Content-Digest", ""),)),
+    Asked(UPDATE, "other", body="good"),
+    Asked(UPDATE + "?x=1", body="short"),
+    *(Asked(f"PUT /v1/tasks/{task}/update", body="good") for task in NO_TASKS),
+    *(Asked(f"{NEXT}?{query}", "other") for query in WAITS),
+    *(Asked(f"{method} {line.split()[1]}") for method in ("HEAD", "PATCH", "OPTIONS") for line in (WEIGHTS, UPDATE)),
+    *(Asked(line, "other") for line in ODD),
+    *(Asked(f"GET /v1/jobs/{path}/weights") for path in VERSIONS),
+    *(Asked(f"{WEIGHTS}?{query}") for query in ("from_layer=9", "from_layer=x", "to_layer=0", "x=1", "from_layer=")),
+    *(Asked(WEIGHTS, headers=(("Range", given),)) for given in ("bytes=0-9", "bytes=9999-", "bytes=x", "lines=0-1")),
+]
+
+
+@pytest.fixture(scope="module")
+def people(site: Site) -> Iterator[dict[str, Any]]:
+    """Tokens, and a task that the holder has and goes on having: no request here is a good update."""
+    service, known = site.server.coordinator, site.server.registry
+    revoked, old = site.enrol()
+    service.revoke(revoked)
+    holder = site.enrol()[1]
+    plan = plan_from({"bundle": "x", "participate": {"count": 1}})
+    with site.http(holder) as client:
+        job = service.create_job(plan, site.bundle)  # type: ignore[attr-defined]
+        offer = Offer(client.post("/v1/tasks/next?wait=5").json())
+    tokens = {
+        "holder": holder, "other": site.enrol()[1], "revoked": old, "admin": site.admin, "stranger": "embrace_device_x",
+        "enrolment": known.invite(1, 60), "": "",
+    }  # fmt: skip
+    yield {"tokens": tokens, "offer": offer}
+    service.set_state(job, "stopped")
+
+
+def ask(site: Site, people: dict[str, Any], asked: Asked) -> tuple[int, dict[str, str], bytes]:
+    offer, token = people["offer"], people["tokens"][asked.who]
+    method, path = asked.line.replace("{job}", offer.job).replace("{task}", offer.id).split(" ", 1)
+    headers = {**(report_header() if asked.reported else {}), **dict(asked.headers)}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    manifest = site.manifest  # type: ignore[attr-defined]
+    size = manifest.space.size
+    body = BODIES[asked.body](body_of(manifest, offer, np.ones(size, np.float32))) if asked.body else None
+    with site.http() as client:
+        url = httpx.URL(site.url).copy_with(raw_path=path.encode())
+        answer = client.send(client.build_request(method, url, headers=headers, content=body))
+    told = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
+    return answer.status_code, told, answer.content
+
+
+def refusals(site: Site) -> dict[str, float]:
+    families = site.server.app.state.metrics.registry.collect()
+    return {
+        str(sample.labels): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name in ("embrace_updates_refused_total", "embrace_updates_accepted_total")
+    }
+
+
+def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items() if value != before.get(name, 0.0)}
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: f"{asked.who} {asked.line} {asked.body}"[:80])
+def test_both_ways_lead_to_the_same_answer(
+    site: Site, people: dict[str, Any], asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, counts = site.spool(), [refusals(site)]
+    directly = ask(site, people, asked)
+    counts.append(refusals(site))
+    monkeypatch.setattr(direct, "_SHORTCUTS", {})
+    usually = ask(site, people, asked)
+    counts.append(refusals(site))
+    assert directly == usually
+    assert changes(*counts[:2]) == changes(*counts[1:])
+    assert site.spool() == spool
+
+
+def test_what_is_in_order_goes_past_fastapi(
+    site: Site, people: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def watched(shortcut: direct.Shortcut) -> direct.Shortcut:
+        def find(*given: Any) -> direct.Call | None:
+            call = shortcut.find(*given)
+            found.extend([shortcut.path] if call is not None else [])
+            return call
+
+        return replace(shortcut, find=find)
+
+    monkeypatch.setattr(direct, "_SHORTCUTS", {method: watched(one) for method, one in direct._SHORTCUTS.items()})
+    asked = [Asked(NEXT + "?wait=0", "other"), Asked(WEIGHTS), Asked(UPDATE, body="short")]
+    assert [ask(site, people, one)[0] for one in asked] == [204, 200, 400]
+    assert found == ["/v1/tasks/next", "/v1/jobs/{job}/versions/{version}/weights", "/v1/tasks/{task}/update"]
