@@ -2,7 +2,7 @@
 
 - A body that the application pours (inflow.py) goes from one buffer, which all connections share, straight to where it
   belongs. Whatever is not asked for yet stays in the socket, and the sender waits.
-- A file goes from the page cache to the socket (`http.response.pathsend`): nobody copies it.
+- A file goes from the page cache to the socket (`http.response.pathsend`): nobody copies it, unless TLS has to.
 - Requests take turns (turns.py): a connection that waits for its turn costs the few bytes of its headers.
 - A client has so many seconds to send the headers of a request, or the rest of a body that was refused. Then its
   connection is closed: a few clients who send a byte now and then could take all connections otherwise.
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from http import HTTPStatus
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -31,6 +33,8 @@ from coordinator.turns import Turn, Turns
 log = logging.getLogger("embrace.http")
 INFLOW, YIELD = "embrace.inflow", "embrace.yield"  # extensions of the scope: the body; gives up the turn
 HEAD, BODY = 1 << 12, 1 << 17  # bytes that are read at once: of headers, of a body
+GOODBYE = 2.0  # seconds in which a client can answer that TLS ends
+ENCRYPTED = 1 << 15  # bytes of a file that are encrypted at once; a client that reads slowly has as many wait for it
 _SHARED = memoryview(bytearray(BODY))  # used up before anybody else gets it: an event loop does one thing at a time
 
 _TURNS = Turns()
@@ -77,7 +81,7 @@ class Exchange:
         match message["type"]:
             case "http.response.start":
                 headers = [*self._protocol.default_headers, *message.get("headers", [])]
-                if not self._protocol.keep_alive:
+                if not self._protocol.keep_alive or self._unasked:
                     headers = [*headers, (b"connection", b"close")]
                 answer = h11.Response(status_code=message["status"], headers=headers, reason=_phrase(message["status"]))
                 self._transport.write(self._head.send(answer) or b"")
@@ -94,12 +98,23 @@ class Exchange:
 
     async def _send_file(self, path: Path) -> None:
         with path.open("rb", buffering=0) as file:
-            size = _Length(file.seek(0, 2))
+            size = _Length(os.fstat(file.fileno()).st_size)
             self._head.send_with_data_passthrough(h11.Data(data=size))  # type: ignore[arg-type]
             try:
-                await asyncio.get_running_loop().sendfile(self._transport, file, 0, len(size))
-            except (ConnectionError, RuntimeError):  # the client has gone, before or while it was sent
+                if self._protocol.scheme == "https":
+                    await self._encrypt(file)
+                else:
+                    await asyncio.get_running_loop().sendfile(self._transport, file, 0, len(size))
+            except (ConnectionError, TimeoutError, RuntimeError):  # the client has gone, before or while it was sent
                 self._transport.close()
+
+    async def _encrypt(self, file: FileIO) -> None:
+        """A file through TLS. asyncio would hand every 16 KiB of it to a thread."""
+        self._transport.set_write_buffer_limits(ENCRYPTED)
+        while (piece := file.read(ENCRYPTED)) and not self.inflow.gone:
+            self._transport.write(piece)
+            await self._protocol.drain()
+            await asyncio.sleep(0)  # a client that reads quickly is not the only one
 
     def _finish(self) -> None:
         if not self._transport.is_closing():
@@ -108,9 +123,14 @@ class Exchange:
         self.inflow.lose()
         self._protocol.answered(close=self._head.our_state is h11.MUST_CLOSE)
 
+    @property
+    def _unasked(self) -> bool:
+        """The client waits to be asked for its body. If it is answered instead, nobody knows whether it still comes."""
+        return self._head.they_are_waiting_for_100_continue and not self.inflow.received
+
     def _proceed(self) -> None:
         """Somebody wants the body now: a client that asked first is told to send it."""
-        if self._head.they_are_waiting_for_100_continue and not self._started and not self.inflow.received:
+        if self._unasked and not self._started:
             go = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._transport.write(self._head.send(go) or b"")
 
@@ -188,7 +208,7 @@ class PatientProtocol(asyncio.BufferedProtocol):
         """The process is about to end: whoever is being answered gets the answer."""
         self.keep_alive = False
         if self._exchange is None or self._exchange.complete:
-            self.transport.close()
+            self._hang_up()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _SHARED if self._exchange is not None and not self._exchange.inflow.whole else _SHARED[:HEAD]
@@ -276,6 +296,8 @@ class PatientProtocol(asyncio.BufferedProtocol):
         """The answer is out."""
         self._state.total_requests += 1
         self._leave()
+        if self.transport.is_closing():
+            return
         if close or not self.keep_alive:
             self.transport.close()
         else:
@@ -301,7 +323,13 @@ class PatientProtocol(asyncio.BufferedProtocol):
         if self._turn is not None and self._exchange is None:  # it waits for its turn, which is not its fault
             self._watch()
         else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if not self.transport.is_closing():  # a second time would make TLS forget that it is still at it
             self.transport.close()
+        if self.scheme == "https":  # which waits for an answer to its goodbye; a client that is idle gives none
+            self._loop.call_later(GOODBYE, self.transport.abort)
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:

@@ -75,7 +75,7 @@ class Server:
     def _config(self) -> uvicorn.Config:
         settings = self.settings
         config = uvicorn.Config(
-            self.app, http=cast(type[asyncio.Protocol], PatientProtocol), ws="none",
+            self.app, http=cast(type[asyncio.Protocol], PatientProtocol), ws="none", loop="asyncio",
             h11_max_incomplete_event_size=HEADER_BYTES, log_config=None, access_log=False,
             timeout_keep_alive=max(1, round(settings.slow_client)), backlog=1024,
             timeout_graceful_shutdown=LAST_REQUESTS, ssl_certfile=settings.tls_certificate,
@@ -96,6 +96,9 @@ class Server:
             raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         # asyncio sets this only for sockets made with proto=IPPROTO_TCP; without it every small answer takes 40 ms.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever takes nothing of its answer for so long is cut off
+            seconds = max(1.0, self.settings.slow_client)
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
         return bound
 
     def _url(self, bound: socket.socket) -> str:

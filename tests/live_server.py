@@ -30,13 +30,13 @@ from tests.stock_python import ROOT
 PATIENCE = 30.0  # seconds until a process that should be there is given up
 
 
-def make_bundle(directory: Path) -> m.Manifest:
+def make_bundle(directory: Path, width: int = 4) -> m.Manifest:
     """Two dense layers. Nobody runs the graphs: a coordinator only serves them."""
     directory.mkdir(parents=True)
     for name in ("first.onnx", "second.onnx", "train.first.onnx", "train.second.onnx"):
         (directory / name).write_bytes(f"graph {name}".encode())
-    shapes = {"first": (("w1", (8, 4)),), "second": (("w2", (3, 8)), ("b2", (3,)))}
-    sides = [m.TensorSpec("float32", (size,)) for size in (4, 8, 3)]
+    shapes = {"first": (("w1", (8, width)),), "second": (("w2", (3, 8)), ("b2", (3,)))}
+    sides = [m.TensorSpec("float32", (size,)) for size in (width, 8, 3)]
     layers = tuple(
         m.Layer(
             name, sides[i], sides[i + 1], tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
@@ -139,10 +139,10 @@ def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def zero_update(layer: int = 0) -> bytes:
+def zero_update(layer: int = 0, width: int = 4) -> bytes:
     """The body of an update of the small bundle, from a layer on."""
     space = m.ParameterSpace(
-        [[Parameter("w1", "weight", (8, 4))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
+        [[Parameter("w1", "weight", (8, width))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
     )
     size = sum(space.layer(i).stop - space.layer(i).start for i in range(layer, 2))
     return b"".join(bytes(part) for part in encode_layers(space, layer, np.zeros(size, np.float32)))

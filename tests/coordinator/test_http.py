@@ -90,6 +90,18 @@ def test_a_client_that_asks_first_is_told_to_go_on(server: LiveServer) -> None:
         assert read_answer(connection)[0] == 201
 
 
+def test_a_client_that_asks_first_and_is_refused_is_not_waited_for(server: LiveServer) -> None:
+    """Whether it sends its body all the same, nobody knows: what follows could be that, or the next request."""
+    device = server.enrol()
+    task = next_task(device)["id"]
+    with server.connect() as connection:
+        connection.sendall(put_head(device, task, "Content-Length: 1000000\r\nExpect: 100-continue"))
+        answer = b""
+        while piece := connection.recv(4096):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 413 ") and b"connection: close\r\n" in answer.lower()
+
+
 def test_after_a_refused_body_the_connection_goes_on(server: LiveServer) -> None:
     device = server.enrol()
     task = next_task(device)["id"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from coordinator.server import Server
@@ -170,28 +168,6 @@ def _updates(folder: Path) -> list[tuple[str, int]]:
         return [tuple(row) for row in connection.execute("SELECT task, samples FROM updates")]  # type: ignore[misc]
     finally:
         connection.close()
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    with live_server(tmp_path, "--tls-certificate", str(certificate), "--tls-key", str(key)) as server:
-        assert server.url.startswith("https://127.0.0.1:")
-        assert httpx.get(f"{server.url}/healthz", verify=_trusting(certificate)).json()["status"] == "ok"
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/healthz")
-
-
-def _trusting(certificate: Path) -> Any:
-    import ssl
-
-    return ssl.create_default_context(cafile=str(certificate))
 
 
 def test_a_certificate_that_is_none(tmp_path: Path) -> None:
