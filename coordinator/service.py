@@ -185,13 +185,14 @@ class Coordinator(JobKeeper):
         return None
 
     def _counts(self, task: str, sha256: str) -> bool:
-        """Whether this body is part of a round that is open."""
+        """Whether this body is part of a round that is open, or of the one before that it goes on from."""
         runner = self._runners.get(task.partition("-")[0])
         with self.sessions() as session:
             row = session.get(UpdateRow, task)
         if row is None or row.sha256 != sha256 or runner is None or runner.round is None:
             return False
-        return runner.round.number == row.round
+        rounds_ago = runner.round.number - row.round
+        return rounds_ago == 0 or (rounds_ago == 1 and runner.hands_on(runner.round.number))
 
     def inherited(self, device: str, task: str) -> Path:
         """The body that the holder of a task goes on with."""
