@@ -73,6 +73,8 @@ class Exchange:
             self.scope.clear()  # it and this exchange refer to each other: nobody should have to search for that
 
     async def inflow_or_end(self) -> Message:
+        if self.inflow.waits:  # for a client that nobody knows yet, perhaps: somebody else's turn
+            self._protocol.give_way()
         return {"type": "http.disconnect"} if self.complete else await self.inflow.next_message()
 
     async def send(self, message: Message) -> None:

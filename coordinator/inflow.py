@@ -37,6 +37,11 @@ class Inflow:
     def whole(self) -> bool:
         return self.missing == 0
 
+    @property
+    def waits(self) -> bool:
+        """Who asks for the next piece has to wait for the client."""
+        return not (self._held or self.whole or self.gone)
+
     async def pour(self, sink: Sink) -> None:
         """All of it, piece by piece; a piece is good until `sink` returns. What the sink raises ends it."""
         self._proceed()
@@ -53,7 +58,7 @@ class Inflow:
     async def next_message(self) -> Message:
         """The same for who asks for each piece."""
         self._proceed()
-        if not (self._held or self.whole or self.gone):
+        if self.waits:
             self._transport.resume_reading()
         await self._news.wait()
         if self.gone:

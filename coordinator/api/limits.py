@@ -144,6 +144,8 @@ class Bounded:
             self._open[kind] -= 1
 
     def _refusal(self, scope: Scope, kind: str) -> JSONResponse | None:
+        if scope["path"].endswith("\n"):  # the framework's routes match it nevertheless; whatever has a bound would not
+            return problem(404, "Not Found")
         headers, most = scope["headers"], body_bound(scope["method"], scope["path"], self._limits)
         if len(headers) > HEADER_COUNT or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
             detail = f"expected at most {HEADER_COUNT} headers with {HEADER_BYTES} bytes"

@@ -164,6 +164,12 @@ def test_too_many_headers(server: LiveServer) -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (431, "application/problem+json")
 
 
+@pytest.mark.parametrize("path", ["/v1/tasks/next%0A?wait=0", "/v1/tasks/next%0a"])
+def test_a_line_break_leads_around_no_bound(server: LiveServer, path: str) -> None:
+    answer = server.enrol().post(httpx.URL(server.url).copy_with(raw_path=path.encode()))
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
 def test_headers_without_an_end(server: LiveServer) -> None:
     with server.connect() as connection:
         try:
