@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from federation.capacity import FLOAT_BYTES, forward_macs, predicted_memory, tra
 from federation.manifest import Manifest, read_manifest
 
 JOINING = 0.25  # of the fleet, in each round
-SHARE = 0.4  # of the bytes of rounds in which so many send and receive the whole model
+SHARE, SMALL_SHARE = 0.4, 0.15  # of the bytes of rounds in which so many send and receive the whole model
 FINAL, BEST = "accuracy at the end %", "best accuracy %"
-BUDGET = f"accuracy at {SHARE:.0%} of the bytes"
+BUDGET, SMALL_BUDGET = (f"accuracy at {share:.0%} of the bytes" for share in (SHARE, SMALL_SHARE))
+MARGIN = 1.0  # points that count as a lead
+WINS = "a combination is more than a point above every published algorithm"
 BYTES, WORK, MEMORY = "MB up and down", "million MACs per device and round", "memory of the smallest, MB"
 ALL_STRONG = "FedAvg, if all were strong"
 _EXTRA = {"server_momentum": 1, "control_variate": 2}  # vectors beside weights, gradients and momentum
@@ -69,14 +71,17 @@ def megabytes(run: Run) -> float | None:
     return float(run.progress("bytes")[-1] / 1e6)
 
 
-def accuracy_at_budget(run: Run) -> float | None:
+def accuracy_at(share: float) -> Callable[[Run], float | None]:
     """The mean of the last scores until so many bytes were sent and received."""
-    manifest, job, _ = _about(run)
-    everything = 2 * FLOAT_BYTES * manifest.space.size * JOINING * job["simulate"]["devices"] * job["num_rounds"]
-    budget = SHARE * everything
-    scores = run.values("accuracy")[run.progress("bytes") <= budget]
-    scored = scores[np.isfinite(scores)]
-    return 100 * float(scored[-LAST:].mean()) if len(scored) else None
+
+    def measure(run: Run) -> float | None:
+        manifest, job, _ = _about(run)
+        everything = 2 * FLOAT_BYTES * manifest.space.size * JOINING * job["simulate"]["devices"] * job["num_rounds"]
+        scores = run.values("accuracy")[run.progress("bytes") <= share * everything]
+        scored = scores[np.isfinite(scores)]
+        return 100 * float(scored[-LAST:].mean()) if len(scored) else None
+
+    return measure
 
 
 def work(run: Run) -> float | None:
@@ -152,12 +157,12 @@ def _full() -> Setting:
 
 def _short() -> Setting:
     tiers = {"strong": 4, "moderate": 28}
-    base = _base("fashion_mnist", 32, tiers, 40, 10, 16, 8000, test_samples=1000)
+    base = _base("fashion_mnist", 32, tiers, 80, 10, 16, 8000, test_samples=1000)
     note = (
         "Fashion-MNIST, 8,000 training and 1,000 test samples, the MNIST CNN with a quarter of its channels, 4 strong "
-        f"and 28 weak devices, 40 rounds of 10 steps of batch 16. {NOTE}"
+        f"and 28 weak devices, 80 rounds of 10 steps of batch 16; rates are tried for 40. {NOTE}"
     )
-    return Setting(note, _rows("mnist_cnn@0.25", base), RATES, 0.4, {"evaluate_every": 2})
+    return Setting(note, _rows("mnist_cnn@0.25", base), RATES, 0.5, {"evaluate_every": 2})
 
 
 def _smoke() -> Setting:
@@ -174,7 +179,7 @@ def _best_of(measured: Measured, names: Mapping[str, Any], column: str) -> float
 def _combination_wins(column: str) -> Any:
     def test(measured: Measured) -> bool | None:
         ours, theirs = _best_of(measured, COMBINED, column), _best_of(measured, PUBLISHED, column)
-        return None if ours is None or theirs is None else ours > theirs
+        return None if ours is None or theirs is None else ours > theirs + MARGIN
 
     return test
 
@@ -187,14 +192,16 @@ COMBINATIONS = Table(
     (
         Column(FINAL, final_accuracy),
         Column(BEST, best_accuracy),
-        Column(BUDGET, accuracy_at_budget),
+        Column(BUDGET, accuracy_at(SHARE)),
+        Column(SMALL_BUDGET, accuracy_at(SMALL_SHARE)),
         Column(BYTES, megabytes, 1),
         Column(WORK, work, 1),
         Column(MEMORY, memory, 2),
     ),
     (
-        Claim("after the same rounds a combination is above every published algorithm", _combination_wins(FINAL)),
-        Claim("at the same bytes a combination is above every published algorithm", _combination_wins(BUDGET)),
+        Claim(f"{WINS} after the same rounds", _combination_wins(FINAL)),
+        Claim(f"{WINS} at {SHARE:.0%} of the bytes", _combination_wins(BUDGET)),
+        Claim(f"{WINS} at {SMALL_SHARE:.0%} of the bytes", _combination_wins(SMALL_BUDGET)),
     ),
     x="bytes",
 )
