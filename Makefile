@@ -6,9 +6,10 @@ TYPED := $(wildcard federation edge_runtime coordinator)
 READY := .venv/.ready
 STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
+RAY_READY := .venv-ray/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test test-slow fuzz lint clean
+.PHONY: help venv venv-stock demo test test-slow test-ray fuzz lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 	$(BIN)/python -m pytest -m slow
 
+test-ray: $(RAY_READY) ## simulations whose devices are tasks of a local Ray: the same results
+	.venv-ray/bin/python -m pytest tests/bench/simulate/test_pool.py tests/bench/simulate/test_run.py
+
 fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for the API of a running coordinator
 	.venv-fuzz/bin/python -m bench.fuzz_wire --seconds 20
 	.venv-fuzz/bin/python -m bench.fuzz_api --seconds 90
@@ -35,7 +39,7 @@ lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/mypy $(TYPED)
 
 clean: ## remove all environments and every cache
-	rm -rf .venv .venv-stock .venv-fuzz build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stock .venv-fuzz .venv-ray build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is continued by the next `make`.
@@ -55,4 +59,10 @@ $(STOCK_READY): pyproject.toml
 $(FUZZ_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install --constraint constraints.txt --editable '.[coordinator,fuzz]'
+	touch $@
+
+# Ray is large, and few need it.
+$(RAY_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --constraint constraints.txt --editable '.[everything,ray]'
 	touch $@
