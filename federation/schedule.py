@@ -57,7 +57,7 @@ class Schedule:
         decays = sum(after <= round_number for after in self.decay_rounds)
         rate = self.rate * self.decay_factor**decays
         if round_number < self.warm_up:
-            return rate * (round_number + 1) / self.warm_up
+            return rate * ((round_number + 1) / self.warm_up)  # in this order it is the rate itself at the end
         if self.cosine_rounds is None:
             return rate
         share = (round_number - self.warm_up) / (self.cosine_rounds - self.warm_up)

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from federation.errors import InputError
@@ -69,6 +69,7 @@ def test_pytorch_schedules_the_same(schedule: Schedule, name: str, options: dict
     ),
     st.integers(0, 60),
 )
+@example(Schedule(0.1, warm_up=3), 2)  # 0.1 * 3 / 3 is more than 0.1
 def test_never_above_the_rate_nor_below_zero(schedule: Schedule, number: int) -> None:
     assert 0 < schedule.at(number) <= schedule.rate
 
