@@ -39,6 +39,7 @@ _SHARED = memoryview(bytearray(BODY))  # used up before anybody else gets it: an
 
 _TURNS = Turns()
 
+
 class Exchange:
     """A request and its answer."""
 

@@ -258,13 +258,15 @@ class Coordinator(JobKeeper):
         """A seat that has become free, for a device without one."""
         assert runner.round is not None
         profile = decode(DeviceProfile, session.get_one(DeviceRow, device).profile, "profile", defaults=True)
-        others = {id: why for id, why in runner.unfit.items() if id != device}
+        member, why = None, None
         try:
             member = cohort.member_of(device, profile, runner.cover, runner.manifest)
         except EmbraceError as error:
-            runner.know_unfit({**others, device: str(error)}, self.clock())
-        else:
-            runner.know_unfit(others, self.clock())
+            why = str(error)
+        if why != runner.unfit.get(device):  # the same again, from many who wait, costs nothing
+            others = {id: known for id, known in runner.unfit.items() if id != device}
+            runner.know_unfit(others if why is None else {**others, device: why}, self.clock())
+        if member is not None:
             self._advance(session, runner, rounds.DevicesAvailable((member,)))
 
     def _present(self, session: Session) -> dict[str, DeviceProfile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,8 +170,13 @@ def test_limits(limits: Limits, message: str) -> None:
 
 
 def test_limits_are_reached_but_not_passed() -> None:
-    norm = decode(GOOD).model.norm
-    decode(GOOD, limits=Limits(max_tensors=5, max_name_length=6, max_norm=norm, max_value=8))
+    free = decode(GOOD)
+    limits = Limits(max_tensors=5, max_name_length=6, max_norm=free.model.norm, max_value=8)
+    assert decode(GOOD, limits=limits) == free
+    below = np.nextafter(free.model.norm, 0)
+    for less in ({"max_tensors": 4}, {"max_name_length": 5}, {"max_norm": below}, {"max_value": 7.9}):
+        with pytest.raises(WireError):
+            decode(GOOD, limits=replace(limits, **less))
 
 
 def test_a_norm_far_too_large_is_refused_before_the_end() -> None:

@@ -245,9 +245,11 @@ def test_data_of_another_length(missing: int) -> None:
 
 
 def test_limits_are_reached_but_not_passed_and_the_norm_is_that_of_the_model() -> None:
-    norm = decode(LAYOUT, GOOD).model.norm
-    decode(LAYOUT, GOOD, Limits(max_value=4, max_other_value=400, max_norm=norm))
-    decode(LAYOUT, body({MODEL: (PART, 0 * VALUES), "control": (PART, VALUES)}), Limits(max_norm=1e-9, max_value=1e-9))
+    free = decode(LAYOUT, GOOD)
+    assert decode(LAYOUT, GOOD, Limits(max_value=4, max_other_value=400, max_norm=free.model.norm)) == free
+    still = body({MODEL: (PART, 0 * VALUES), "control": (PART, VALUES)})
+    found = decode(LAYOUT, still, Limits(max_norm=1e-9, max_value=1e-9))
+    assert found.model.norm == 0 < found.tracks["control"].norm
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
