@@ -8,11 +8,12 @@ FROM python:${PYTHON}-slim AS wheel
 WORKDIR /source
 COPY pyproject.toml LICENSE ./
 COPY bench bench
-COPY cli cli
 COPY coordinator coordinator
 COPY edge_runtime edge_runtime
+COPY embrace embrace
 COPY federation federation
 COPY model_export model_export
+COPY simulation simulation
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 # --- what all images share: an interpreter, and somebody who is not root ---------------------------------------------

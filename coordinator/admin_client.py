@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from coordinator.plan import parse_plan, plan_to
 from federation.address import bearer, check_address
 from federation.bundle_files import check_bundle, file_ref
 from federation.data_reference import file_of
 from federation.errors import EmbraceError, InputError
+from federation.job import parse_plan, plan_to
 from federation.manifest import MANIFEST_NAME, read_manifest
 
 TIMEOUT = httpx.Timeout(30.0, read=120.0)

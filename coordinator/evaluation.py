@@ -85,9 +85,14 @@ class Evaluations:
         given = {**{name: str(place.absolute()) for name, place in places.items()}, "statistics": request.statistics}
         command = [sys.executable, "-m", "edge_runtime.evaluate_version"]
         answer = subprocess.run(
-            command, input=json.dumps(given), capture_output=True, text=True, timeout=LONGEST, check=False,
+            command,
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=False,
             cwd=Path(__file__).resolve().parents[1],
-        )  # fmt: skip
+        )
         if answer.returncode:
             return {"error": (answer.stderr.strip().splitlines() or ["no message"])[-1]}
         found: dict[str, Any] = json.loads(answer.stdout)

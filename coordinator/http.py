@@ -44,21 +44,33 @@ class Exchange:
     """A request and its answer."""
 
     def __init__(self, protocol: PatientProtocol, head: h11.Connection, request: h11.Request) -> None:
-        self._protocol, self._head, self._transport = protocol, head, protocol.transport
+        self._protocol = protocol
+        self._head = head
+        self._transport = protocol.transport
         headers = [(name.lower(), value) for name, value in request.headers]
         self.chunked = any(name == b"transfer-encoding" for name, _ in headers)
         length = next((int(value) for name, value in headers if name == b"content-length"), 0)
         self.inflow = Inflow(self._transport, None if self.chunked else length, self._proceed)
         self.method = request.method.decode("ascii")
-        self._started, self.complete = False, False
+        self._started = False
+        self.complete = False
         target, _, query = request.target.partition(b"?")
         self.scope: Scope = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": request.http_version.decode("ascii"), "server": protocol.server, "client": protocol.client,
-            "scheme": protocol.scheme, "method": self.method, "root_path": "", "path": unquote(target.decode("ascii")),
-            "raw_path": target, "query_string": query, "headers": headers, "state": protocol.app_state.copy(),
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": request.http_version.decode("ascii"),
+            "server": protocol.server,
+            "client": protocol.client,
+            "scheme": protocol.scheme,
+            "method": self.method,
+            "root_path": "",
+            "path": unquote(target.decode("ascii")),
+            "raw_path": target,
+            "query_string": query,
+            "headers": headers,
+            "state": protocol.app_state.copy(),
             "extensions": {"http.response.pathsend": {}, INFLOW: self.inflow, YIELD: protocol.give_way},
-        }  # fmt: skip
+        }
 
     async def run(self, app: ASGIApp) -> None:
         try:
@@ -150,9 +162,22 @@ class PatientProtocol(asyncio.BufferedProtocol):
     """One connection, request after request."""
 
     __slots__ = (
-        "_config", "_deadline", "_early", "_exchange", "_head", "_loop", "_state", "_turn", "_writable", "app_state",
-        "client", "keep_alive", "scheme", "server", "transport",
-    )  # fmt: skip
+        "_config",
+        "_deadline",
+        "_early",
+        "_exchange",
+        "_head",
+        "_loop",
+        "_state",
+        "_turn",
+        "_writable",
+        "app_state",
+        "client",
+        "keep_alive",
+        "scheme",
+        "server",
+        "transport",
+    )
 
     def __init__(
         self,
@@ -161,7 +186,9 @@ class PatientProtocol(asyncio.BufferedProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._config, self._state, self.app_state = config, server_state, app_state
+        self._config = config
+        self._state = server_state
+        self.app_state = app_state
         self._loop = _loop or asyncio.get_event_loop()
         self._head: h11.Connection | None = None
         self._exchange: Exchange | None = None

@@ -21,7 +21,8 @@ class Inflow:
     """What a request says; `missing` bytes of it are still to come."""
 
     def __init__(self, transport: asyncio.Transport, missing: int | None, proceed: Callable[[], None]) -> None:
-        self._transport, self._proceed = transport, proceed
+        self._transport = transport
+        self._proceed = proceed
         self.missing = missing  # None: nobody knows
         self.received = 0
         self._held = bytearray()

@@ -12,17 +12,17 @@ from typing import Any, Final, cast
 from sqlalchemy import Insert, Table, Update, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from coordinator import cohort, rounds
-from coordinator.plan import Plan
-from coordinator.round_sums import Reached
 from coordinator.store.files import Files
 from coordinator.store.schema import EventRow, JobRow, RoundRow, SeatRow, UpdateRow
 from coordinator.summing import Summing
+from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
 from federation.axes.sync import Rotating
 from federation.exchange import Exchange, Inherit
+from federation.job import Plan
 from federation.manifest import Manifest
 from federation.messages import Task
+from federation.round_sums import Reached
 
 Mark = tuple[Any, ...]
 
@@ -31,7 +31,10 @@ class JobRunner:
     """The round of a job that is open. All methods are called with the coordinator's lock held."""
 
     def __init__(self, row: JobRow, plan: Plan, manifest: Manifest, files: Files, reached: Reached) -> None:
-        self.id, self.plan, self.manifest, self.files = row.id, plan, manifest, files
+        self.id = row.id
+        self.plan = plan
+        self.manifest = manifest
+        self.files = files
         self.cover = plan.cover.build(plan.local.batch)
         self.space = manifest.space
         self.summing = Summing(row.id, plan, manifest, files, reached)
@@ -63,10 +66,15 @@ class JobRunner:
         self.summing.forget()
         session.add(
             RoundRow(
-                job=self.id, number=number, state=self.round.state, body=rounds.encode_head(self.round),
-                summary={}, opened_at=now, closed_at=None,
+                job=self.id,
+                number=number,
+                state=self.round.state,
+                body=rounds.encode_head(self.round),
+                summary={},
+                opened_at=now,
+                closed_at=None,
             )
-        )  # fmt: skip
+        )
 
     def restore(self, session: Session, row: RoundRow) -> None:
         """The round as the database has it; its bodies are folded again by whoever calls this."""
@@ -119,9 +127,14 @@ class JobRunner:
         """What whoever watches wants to see."""
         assert self.round is not None
         shown = (
-            rounds.WarnLayerUncovered, rounds.RoundAbandoned, rounds.WaitForDevices, rounds.WaitForUpdates,
-            cohort.GrantLease, cohort.AcceptUpdate, cohort.RejectUpdate,
-        )  # fmt: skip
+            rounds.WarnLayerUncovered,
+            rounds.RoundAbandoned,
+            rounds.WaitForDevices,
+            rounds.WaitForUpdates,
+            cohort.GrantLease,
+            cohort.AcceptUpdate,
+            cohort.RejectUpdate,
+        )
         if isinstance(effect, rounds.WaitForDevices):  # devices ask again and again; watchers hear it once
             before, self._waiting_for = self._waiting_for, (self.round.number, effect)
             if before == self._waiting_for:
@@ -139,9 +152,15 @@ class JobRunner:
         """The cohort of the round that is being selected."""
         assert self.round is not None
         return cohort.assign(
-            self.plan.seed, self.round.number, available, profiles, self.plan.participation, self.cover, self.manifest,
+            self.plan.seed,
+            self.round.number,
+            available,
+            profiles,
+            self.plan.participation,
+            self.cover,
+            self.manifest,
             self.previous,
-        )  # fmt: skip
+        )
 
     def know_unfit(self, unfit: Mapping[str, str], now: float) -> None:
         """Whoever watches hears of each once."""
@@ -171,9 +190,13 @@ class JobRunner:
             row = session.execute(mine.order_by(UpdateRow.round.desc()).limit(1)).first()
             last = (row.round, row.task) if row else None
         return plan.choices.exchange(
-            plan.when(number), self.summing.facts, steps=plan.local.steps, window_from=plan.window_from(number),
-            last=last, inherit=self.inherit(session, seat.number),
-        )  # fmt: skip
+            plan.when(number),
+            self.summing.facts,
+            steps=plan.local.steps,
+            window_from=plan.window_from(number),
+            last=last,
+            inherit=self.inherit(session, seat.number),
+        )
 
     def hands_on(self, number: int) -> bool:
         """Whether a round begins with the local models of the round before."""

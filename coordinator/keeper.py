@@ -22,24 +22,24 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator import rounds
 from coordinator.aggregate import first_state, forget_versions
-from coordinator.bell import Bell
+from coordinator.body_check import Examination
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
-from coordinator.examine import Examination
 from coordinator.job_runner import JobRunner
-from coordinator.plan import Evaluate, Plan, plan_from, plan_to
-from coordinator.round_sums import Reached
+from coordinator.notifier import Bell
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from coordinator.views import FINISHED, Views
+from federation import rounds
 from federation.bundle_files import check_bundle
 from federation.decode import decode
 from federation.errors import EmbraceError
+from federation.job import Evaluate, Plan, plan_from, plan_to
 from federation.manifest import Manifest, read_manifest
+from federation.round_sums import Reached
 from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.coordinator")
@@ -59,7 +59,8 @@ class JobKeeper(Views):
         reached: Reached = lambda point: None,
     ) -> None:
         super().__init__(files, sessions)
-        self.clock, self._reached = clock, reached
+        self.clock = clock
+        self._reached = reached
         self._lock = threading.RLock()
         self.bell = Bell()  # rings when there may be something to do for devices that had nothing
         self._then: list[Callable[[], None]] = []  # once the transaction that is open is recorded
@@ -124,9 +125,14 @@ class JobKeeper(Views):
     def _record_job(self, job: str, plan: Plan, bundle: str, manifest: Manifest, now: float) -> None:
         with self._lock, self._transaction() as session:
             row = JobRow(
-                id=job, name=plan.name or manifest.name, bundle=bundle, plan=plan_to(plan), state="running", version=0,
+                id=job,
+                name=plan.name or manifest.name,
+                bundle=bundle,
+                plan=plan_to(plan),
+                state="running",
+                version=0,
                 created_at=now,
-            )  # fmt: skip
+            )
             session.add(row)
             session.flush()
             runner = JobRunner(row, plan, manifest, self.files, self._reached)
@@ -229,9 +235,12 @@ class JobKeeper(Views):
         try:
             slots = runner.round.slots
             runner.summing.fold(
-                row, checked or self._check_again(runner, row), self._body(row), slots[row.slot].count,
+                row,
+                checked or self._check_again(runner, row),
+                self._body(row),
+                slots[row.slot].count,
                 sum(seat.count for seat in slots),
-            )  # fmt: skip
+            )
         except BaseException:
             runner.summing.forget()
             raise

@@ -59,7 +59,8 @@ class AccessLog:
     """ASGI middleware: gives every request a number, counts its bytes, and logs a line when it is answered."""
 
     def __init__(self, app: ASGIApp, observe: Observe) -> None:
-        self._app, self._observe = app, observe
+        self._app = app
+        self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,9 +90,13 @@ class AccessLog:
             received = received if inflow is None else inflow.received
             self._observe(scope["method"], _route(scope), status, seconds, received)
             facts = {
-                "method": scope["method"], "path": scope["path"], "status": status, "ms": round(1e3 * seconds, 1),
-                "received": received, "client": (scope.get("client") or ("",))[0],
-            }  # fmt: skip
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(1e3 * seconds, 1),
+                "received": received,
+                "client": (scope.get("client") or ("",))[0],
+            }
             log.info("request", extra={"facts": facts})
             current_request.reset(before)
 

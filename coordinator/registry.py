@@ -25,7 +25,8 @@ class Registry:
     """Credentials. A token is returned once, when it is made; what is kept is its hash."""
 
     def __init__(self, sessions: Sessions, clock: Callable[[], float]) -> None:
-        self.sessions, self.clock = sessions, clock
+        self.sessions = sessions
+        self.clock = clock
         self._known: dict[str, str] = {}  # hash of a token -> its device, of those who came lately
 
     def set_admin_token(self) -> str | None:
@@ -68,10 +69,14 @@ class Registry:
             device = device_id(name, lambda known: session.get(DeviceRow, known) is not None)
             session.add(
                 DeviceRow(
-                    id=device, name=name, token_hash=token_hash(own), profile=asdict(profile), enrolled_at=now,
+                    id=device,
+                    name=name,
+                    token_hash=token_hash(own),
+                    profile=asdict(profile),
+                    enrolled_at=now,
                     seen_at=now,
                 )
-            )  # fmt: skip
+            )
         self._remember(token_hash(own), device)
         return device, own
 

@@ -24,12 +24,12 @@ from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.http import PatientProtocol
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
-from coordinator.round_sums import Reached
 from coordinator.service import Coordinator
 from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from federation.errors import InputError
+from federation.round_sums import Reached
 
 log = logging.getLogger("embrace.server")
 LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
@@ -75,12 +75,21 @@ class Server:
     def _config(self) -> uvicorn.Config:
         settings = self.settings
         config = uvicorn.Config(
-            self.app, http=cast(type[asyncio.Protocol], PatientProtocol), ws="none", loop="asyncio",
-            h11_max_incomplete_event_size=HEADER_BYTES, log_config=None, access_log=False,
-            timeout_keep_alive=max(1, round(settings.slow_client)), backlog=1024,
-            timeout_graceful_shutdown=LAST_REQUESTS, ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key, server_header=False, proxy_headers=False,
-        )  # fmt: skip
+            self.app,
+            http=cast(type[asyncio.Protocol], PatientProtocol),
+            ws="none",
+            loop="asyncio",
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=max(1, round(settings.slow_client)),
+            backlog=1024,
+            timeout_graceful_shutdown=LAST_REQUESTS,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+            server_header=False,
+            proxy_headers=False,
+        )
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:

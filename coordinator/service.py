@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from coordinator import cohort, rounds
 from coordinator.errors import NotAllowed, NotFound, Refused
 from coordinator.job_runner import JobRunner
 from coordinator.keeper import JobKeeper
 from coordinator.store.files import name, settle
 from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
+from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
@@ -175,10 +175,18 @@ class Coordinator(JobKeeper):
         if isinstance(answer, cohort.AlreadyAccepted):  # twice at once
             return Refused("this update has arrived already", "duplicate")
         row = UpdateRow(
-            task=task, job=runner.id, round=number, slot=seat.number, device=arrival.device, sha256=arrival.sha256,
-            bytes=checked.size, samples=samples, weight=runner.plan.weigh.weight(samples), report=arrival.report,
+            task=task,
+            job=runner.id,
+            round=number,
+            slot=seat.number,
+            device=arrival.device,
+            sha256=arrival.sha256,
+            bytes=checked.size,
+            samples=samples,
+            weight=runner.plan.weigh.weight(samples),
+            report=arrival.report,
             arrived_at=self.clock(),
-        )  # fmt: skip
+        )
         session.add(row)
         fold = partial(self._fold, runner, row, checked)  # before the round is closed, if this is the last
         self._then[:0] = [partial(self._reached, "after-record"), partial(self._work.put, fold)]

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.aggregate import stored_version, write_version
-from coordinator.plan import Plan
-from coordinator.robust import robust_moves
-from coordinator.round_sums import Layouts, Reached, RoundSums
 from coordinator.store.files import Files
 from coordinator.store.schema import UpdateRow
 from federation.algorithm import Facts
@@ -18,8 +15,11 @@ from federation.axes.serve import RoundFacts
 from federation.axes.sync import first_facts
 from federation.decode import decode
 from federation.exchange import units_region
+from federation.job import Plan
 from federation.layout import MODEL
 from federation.manifest import Manifest
+from federation.robust import robust_moves
+from federation.round_sums import Layouts, Reached, RoundSums
 from federation.server_step import Move, mean_moves
 from federation.wire import CheckedTrack, CheckedUpdate, UpdateDecoder, within
 
@@ -28,8 +28,13 @@ class Summing:
     """One round's sums after the other. `fold` and `write_next` are called by one thread."""
 
     def __init__(self, job: str, plan: Plan, manifest: Manifest, files: Files, reached: Reached) -> None:
-        self.job, self.plan, self.manifest, self.files, self._reached = job, plan, manifest, files, reached
-        self.space, self._layouts = manifest.space, Layouts(plan, manifest)
+        self.job = job
+        self.plan = plan
+        self.manifest = manifest
+        self.files = files
+        self._reached = reached
+        self.space = manifest.space
+        self._layouts = Layouts(plan, manifest)
         self.facts = Facts(first_facts(plan.choices.sync, self.space))
         self.folded: dict[str, CheckedUpdate] = {}  # by task
         self._sums: RoundSums | None = None

@@ -20,7 +20,8 @@ class Turn:
     __slots__ = ("_begin", "_held", "_timer", "_turns")
 
     def __init__(self, turns: Turns, begin: Callable[[], None]) -> None:
-        self._turns, self._begin = turns, begin
+        self._turns = turns
+        self._begin = begin
         self._held = False
         self._timer: asyncio.TimerHandle | None = None
 

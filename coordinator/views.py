@@ -11,7 +11,6 @@ from sqlalchemy import func, select, tuple_
 
 from coordinator.aggregate import open_version
 from coordinator.errors import NotFound
-from coordinator.plan import Plan, plan_from
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
 from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, SeatRow, UpdateRow
@@ -19,6 +18,7 @@ from federation.bundle_files import check_bundle, file_ref
 from federation.coverage import coverage
 from federation.errors import BundleError, InputError
 from federation.exchange import graph_region, trained_region
+from federation.job import Plan, plan_from
 from federation.layout import MODEL
 from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
 from federation.region import Region
@@ -29,22 +29,51 @@ EVENTS_AT_ONCE = 500
 UPDATES_AT_ONCE = 500
 
 ROUND_COLUMNS = (
-    "number", "state", "opened_at", "closed_at", "seconds", "updates", "samples", "bytes_up", "loss", "lost_state",
-)  # fmt: skip
+    "number",
+    "state",
+    "opened_at",
+    "closed_at",
+    "seconds",
+    "updates",
+    "samples",
+    "bytes_up",
+    "loss",
+    "lost_state",
+)
 METRIC_COLUMNS = ("version", "name", "value", "at")
 # Of an update, then of its report; the parts of the time as in docs/edge.md.
 TIMING_COLUMNS = (
-    "round", "slot", "device", "boundary", "engine", "samples", "bytes", "arrived_at", "lost_state",
-    "wall", "download", "hidden_download", "load", "forward", "activation_io", "training", "training_forward",
-    "backward", "optimiser", "state", "evaluation", "other",
-)  # fmt: skip
+    "round",
+    "slot",
+    "device",
+    "boundary",
+    "engine",
+    "samples",
+    "bytes",
+    "arrived_at",
+    "lost_state",
+    "wall",
+    "download",
+    "hidden_download",
+    "load",
+    "forward",
+    "activation_io",
+    "training",
+    "training_forward",
+    "backward",
+    "optimiser",
+    "state",
+    "evaluation",
+    "other",
+)
 
 
 class Views:
     """Reading, which needs no lock: the database has only what is settled."""
 
     def __init__(self, files: Files, sessions: Sessions) -> None:
-        self.files, self.sessions = files, sessions
+        self.files = files
+        self.sessions = sessions
         self._graphs: dict[str, Path] = {}
         self._manifests: dict[str, Manifest] = {}  # of bundles, which never change
         self._versions: dict[str, tuple[int, Manifest]] = {}  # of jobs: a version that is recorded, and there are older

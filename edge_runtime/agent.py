@@ -11,12 +11,12 @@ from pathlib import Path
 from edge_runtime.budget import allow, check_profile, parse_size
 from edge_runtime.client import Client, Declined
 from edge_runtime.data import Samples, check_trainable, load_samples
+from edge_runtime.device_state import KeptFiles, forget_finished
 from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RUNTIME, Settings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
-from edge_runtime.kept import KeptFiles, forget_finished
 from edge_runtime.memory import current_memory
 from edge_runtime.participant import begin, finish
 from edge_runtime.remote import RemoteBundle, RemoteServer, RemoteSource
@@ -68,7 +68,10 @@ class Agent:
         progress: Progress = lambda what, done, total: None,
         on_report: Callable[[Report], None] = lambda report: None,
     ) -> None:
-        self.client, self.device, self.progress, self.on_report = client, device, progress, on_report
+        self.client = client
+        self.device = device
+        self.progress = progress
+        self.on_report = on_report
         self._loaded: dict[str, _Loaded] = {}
         self._begun: set[str] = set()  # jobs
         self._unfit = ""  # as it was told
@@ -179,10 +182,19 @@ class Agent:
 
         def allowed(boundary: str | None) -> tuple[Settings, ForwardPlan, str]:
             found = allow(
-                bundle.directory, manifest, batch=task.batch, samples=len(samples), memory=device.memory,
-                boundary=boundary, engine=device.engine, profile=device.profile, settings=device.settings,
-                activations=task.activations, work=device.work, try_out=False,
-            )  # fmt: skip
+                bundle.directory,
+                manifest,
+                batch=task.batch,
+                samples=len(samples),
+                memory=device.memory,
+                boundary=boundary,
+                engine=device.engine,
+                profile=device.profile,
+                settings=device.settings,
+                activations=task.activations,
+                work=device.work,
+                try_out=False,
+            )
             return found.settings, found.plan, found.boundary.name
 
         try:

@@ -153,9 +153,16 @@ def allow(
     spare = max(room - needed, room // 8)
     plan, picked = _forward_plan(manifest, chosen, spare, samples, profile, activations, work)
     return Allowance(
-        chosen, choose_engine(chosen, engine), replace(settings, profile=picked), plan,
-        budget, budget_from, idle, needed, trial,
-    )  # fmt: skip
+        chosen,
+        choose_engine(chosen, engine),
+        replace(settings, profile=picked),
+        plan,
+        budget,
+        budget_from,
+        idle,
+        needed,
+        trial,
+    )
 
 
 def _budget(memory: str | None) -> tuple[int, str]:
@@ -233,8 +240,11 @@ def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, set
         if key not in known:
             case = Case(str(directory), boundary.name, used, batch, settings.threads)
             found = measure(case)
-            made = Trial(found.memory.get("anonymous", predicted_peak(manifest, boundary, batch)), found.forward_share,
-                         min(found.training))  # fmt: skip
+            made = Trial(
+                found.memory.get("anonymous", predicted_peak(manifest, boundary, batch)),
+                found.forward_share,
+                min(found.training),
+            )
             known = {**_read_trials(file), key: made}
             _write_trials(file, known)
         return known[key]

@@ -43,7 +43,8 @@ class Declined(InputError):
 
     def __init__(self, message: str, status: int, reason: str = "") -> None:
         super().__init__(message)
-        self.answer, self.reason = status, reason
+        self.answer = status
+        self.reason = reason
 
 
 class Client:
@@ -69,7 +70,8 @@ class Client:
             raise InputError(f"{server!r} is no address of a server: {error}") from None
         except OSError as error:  # ssl.SSLError is one
             raise InputError(f"cannot use the certificate {verify}: {error.strerror or error}") from None
-        self._patience, self._sleep = patience, sleep
+        self._patience = patience
+        self._sleep = sleep
         self.unfit = ""  # why no job can use this device, as the last answer to `next_task` has it
 
     def __enter__(self) -> Client:

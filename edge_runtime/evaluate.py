@@ -37,8 +37,13 @@ class Evaluator:
         plan: ForwardPlan,
         progress: Report = lambda what, done, total: None,
     ) -> None:
-        self.directory, self.source, self.first_layer, self.samples = directory, source, first_layer, samples
-        self.settings, self.plan, self.progress = settings, replace(plan, stored_as="float32"), progress
+        self.directory = directory
+        self.source = source
+        self.first_layer = first_layer
+        self.samples = samples
+        self.settings = settings
+        self.plan = replace(plan, stored_as="float32")
+        self.progress = progress
         self._stored: ActivationStore | None = None
 
     def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:

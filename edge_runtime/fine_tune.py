@@ -17,7 +17,7 @@ from edge_runtime.data import Samples, check_trainable
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.layers import BundleSource
 from edge_runtime.memory import PeakMeter, current_memory
-from edge_runtime.state import load_state, save_state
+from edge_runtime.state_file import load_state, save_state
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Received, Trainer
 from federation.axes.local import encode_rules
@@ -78,10 +78,15 @@ def fine_tune(
     vectors, history = _resume(checkpoint, key, original)
     trial, idle = allowance.trial, current_memory()
     trainer = Trainer(
-        directory, source, train,
-        engine=allowance.engine, settings=allowance.settings, plan=allowance.plan,
-        forward_share=trial.forward_share if trial else None, progress=progress,
-    )  # fmt: skip
+        directory,
+        source,
+        train,
+        engine=allowance.engine,
+        settings=allowance.settings,
+        plan=allowance.plan,
+        forward_share=trial.forward_share if trial else None,
+        progress=progress,
+    )
     evaluator = None
     if held_out is not None:
         evaluator = Evaluator(

@@ -78,9 +78,12 @@ def store_activations(
                 sessions = [LayerForward(graph, settings) for graph in graphs]
             with watch.part("activation_io"):
                 following = ActivationStore(
-                    count, manifest.layers[part[-1]].output,
-                    stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit,
-                )  # fmt: skip
+                    count,
+                    manifest.layers[part[-1]].output,
+                    stored_as=plan.stored_as,
+                    folder=plan.folder,
+                    limit=plan.store_limit,
+                )
             unfinished.callback(following.close)
             for start in range(0, count, plan.batch):
                 stop = min(start + plan.batch, count)

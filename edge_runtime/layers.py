@@ -36,7 +36,8 @@ class BundleSource:
     """Layers of a bundle directory, used where they lie."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory, self.manifest = directory, manifest
+        self.directory = directory
+        self.manifest = manifest
         self.lineage = self.version = manifest.weights.sha256
 
     def fetch(self, layer: int) -> Path:
@@ -60,7 +61,8 @@ class TrainedSource:
     def __init__(self, directory: Path, manifest: Manifest, first_layer: int, weights: Vector, work: Path) -> None:
         self.manifest = manifest
         self.lineage = self.version = "trained"
-        self._bundle, self._work = directory, work
+        self._bundle = directory
+        self._work = work
         with (work / manifest.weights.name).open("wb") as file:
             file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
             file.write(np.ascontiguousarray(weights, "<f4").data)

@@ -36,7 +36,9 @@ class RemoteBundle:
     """Graphs by hash in a cache, and a work directory that looks like a bundle."""
 
     def __init__(self, client: Client, digest: str, cache: Path, work: Path) -> None:
-        self.client, self.cache, self.directory = client, cache / "graphs", work
+        self.client = client
+        self.cache = cache / "graphs"
+        self.directory = work
         self.cache.mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         text = client.manifest(digest)
@@ -96,7 +98,9 @@ class RemoteServer:
     """What a device's part in a round asks for (participant.py), over HTTP."""
 
     def __init__(self, bundle: RemoteBundle, offer: TaskOffer, exchange: Exchange) -> None:
-        self.bundle, self.offer, self.exchange = bundle, offer, exchange
+        self.bundle = bundle
+        self.offer = offer
+        self.exchange = exchange
 
     def model(self, part: Part) -> Vector:
         where = part.region.plain
@@ -140,8 +144,11 @@ class RemoteSource:
     """Frozen layers of one version of the weights."""
 
     def __init__(self, bundle: RemoteBundle, offer: TaskOffer) -> None:
-        self.bundle, self.offer, self.manifest = bundle, offer, bundle.manifest
-        self.lineage, self.version = offer.job, f"{offer.job}/{offer.version}"
+        self.bundle = bundle
+        self.offer = offer
+        self.manifest = bundle.manifest
+        self.lineage = offer.job
+        self.version = f"{offer.job}/{offer.version}"
 
     def fetch(self, layer: int) -> Path:
         self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))

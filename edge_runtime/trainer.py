@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import Augmentation, Samples, shuffled
-from edge_runtime.data.chance import sample_bits
+from edge_runtime.data.prng import sample_bits
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
 from edge_runtime.engine.ordered_dropout import open_coverage
@@ -94,11 +94,16 @@ class Trainer:
 
         Measuring memory costs a thread that looks every millisecond: much, where many devices share a process.
         """
-        self.directory, self.source, self.samples = directory, source, samples
+        self.directory = directory
+        self.source = source
+        self.samples = samples
         self.manifest = source.manifest
-        self.engine, self.settings, self.plan = engine, settings or Settings(), plan or ForwardPlan()
+        self.engine = engine
+        self.settings = settings or Settings()
+        self.plan = plan or ForwardPlan()
         self.measures_memory = measures_memory
-        self.forward_share, self.progress = forward_share, progress
+        self.forward_share = forward_share
+        self.progress = progress
         self._step: tuple[tuple[str, ...], GradientStep] | None = None
         self._stored: _Stored | None = None
         self._idle = current_memory()
@@ -203,9 +208,15 @@ class Trainer:
         plan = replace(self.plan, stored_as=task.activations)
         rows = self._engine().store(range(boundary.layer), inputs, len(self.samples), plan, watch, self.progress)
         return _Stored(
-            rows, boundary.layer, task.activations, self.source.lineage, self.source.version, task.round, task.seed,
+            rows,
+            boundary.layer,
+            task.activations,
+            self.source.lineage,
+            self.source.version,
+            task.round,
+            task.seed,
             augmentation,
-        )  # fmt: skip
+        )
 
     def _train(
         self, task: Task, covered: Coverage, received: Received, watch: Stopwatch
@@ -216,9 +227,14 @@ class Trainer:
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
             start = Start(
-                step.parameters, task.steps, task.rate, received.origin,
-                received.momentum, received.control, received.server_momentum,
-            )  # fmt: skip
+                step.parameters,
+                task.steps,
+                task.rate,
+                received.origin,
+                received.momentum,
+                received.control,
+                received.server_momentum,
+            )
             space = boundary.space(self.manifest)
             local = LocalStep(task.rules, start, *runs(space, boundary.layer, covered.layers))
         entry = self.manifest.layers[boundary.layer].input

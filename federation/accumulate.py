@@ -89,7 +89,8 @@ class Accumulator:
         for name, bound in (("max_value", max_value), ("max_weight", max_weight)):
             if not SMALLEST <= bound <= LARGEST:
                 raise InputError(f"{name} must be from 2^-64 to 2^64, got {bound}")
-        self.max_value, self.max_weight = float(max_value), float(max_weight)
+        self.max_value = float(max_value)
+        self.max_weight = float(max_weight)
         self.shift = BITS - _bits(Fraction(self.max_value) * Fraction(self.max_weight))
         self._ends = [space.layer(index).stop for index in range(len(space.layers))]
         self._sums: Sums = np.zeros(space.size, np.int64)

@@ -99,10 +99,16 @@ class Algorithm:
         keeps = self._rules_keep or len(facts.sync.changed) > 1  # of one unit, always due, nothing is kept
         known = last if keeps else None
         return Exchange(
-            sync=encode_sync(self.sync), sent=self.sync.sent(when, facts.sync), changed=facts.sync.changed,
-            window_from=window_from, last_round=known[0] if known else None, last_task=known[1] if known else None,
-            inherit=inherit, tracks=self.tracks, fuse=fuse,
-        )  # fmt: skip
+            sync=encode_sync(self.sync),
+            sent=self.sync.sent(when, facts.sync),
+            changed=facts.sync.changed,
+            window_from=window_from,
+            last_round=known[0] if known else None,
+            last_task=known[1] if known else None,
+            inherit=inherit,
+            tracks=self.tracks,
+            fuse=fuse,
+        )
 
     def changes(
         self, sums: Sums, moves: Iterable[Move], space: ParameterSpace, before: Vectors, facts: RoundFacts, devices: int

@@ -22,7 +22,8 @@ def decode(kind: type[T], value: Any, where: str, error: type[InputError] = Inpu
 
 class _Decoder:
     def __init__(self, error: type[InputError], defaults: bool) -> None:
-        self._error, self._defaults = error, defaults
+        self._error = error
+        self._defaults = defaults
 
     def any(self, kind: Any, value: Any, where: str) -> Any:
         origin, args = get_origin(kind), get_args(kind)

@@ -1,9 +1,9 @@
 """What of the model goes to and fro in a task, and what the device keeps.
 
-    replaced   units that changed since the device last took part: the server's value is taken
-    kept       all others: the device goes on with its own, if it still has it
-    sent       the difference from the server's value, over the units that are asked for
-    tracks     beside the model: SCAFFOLD's control variates, local momenta that are averaged
+replaced   units that changed since the device last took part: the server's value is taken
+kept       all others: the device goes on with its own, if it still has it
+sent       the difference from the server's value, over the units that are asked for
+tracks     beside the model: SCAFFOLD's control variates, local momenta that are averaged
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
 CONTROL, MOMENTUM = "control", "momentum"  # the other tracks of an update, and the server's vectors of the same names
 
 
-
 class Stored(Protocol):
     """A vector of which a block is read at a time: an array, or a file."""
 
@@ -44,9 +43,7 @@ class Move:
     trained: NDArray[np.bool_] | None = None  # which of the elements; None: all
 
 
-def server_step(
-    rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: RoundFacts
-) -> Iterator[Change]:
+def server_step(rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: RoundFacts) -> Iterator[Change]:
     """New values of the model and of the rule's state, for what was trained. A block is good until the next."""
     for move in moves:
         if move.kind == "statistic":

@@ -16,7 +16,7 @@ from torch import nn
 
 from model_export.errors import ExportError
 from model_export.plain_operators import plain_operators
-from model_export.silence import silence
+from model_export.quiet import silence
 
 OPSET = 18
 INPUT_NAME, OUTPUT_NAME = "embrace.input", "embrace.output"  # names that no parameter has
@@ -114,20 +114,33 @@ def _trained_parameters(module: nn.Module, sample: torch.Tensor) -> list[str]:
 def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     buffer = io.BytesIO()
     torch.onnx.export(
-        module, (sample,), buffer, dynamo=False, opset_version=OPSET,
-        training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False,
-        input_names=[INPUT_NAME], output_names=[OUTPUT_NAME],
+        module,
+        (sample,),
+        buffer,
+        dynamo=False,
+        opset_version=OPSET,
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+        input_names=[INPUT_NAME],
+        output_names=[OUTPUT_NAME],
         dynamic_axes={INPUT_NAME: {0: "N"}, OUTPUT_NAME: {0: "N"}},
-    )  # fmt: skip
+    )
     return onnx.load_from_string(buffer.getvalue())
 
 
 def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     """Its optimiser folds weights into constants, so it stays off; `_check_complete` looks for other losses."""
     program = torch.onnx.export(
-        module, (sample,), dynamo=True, opset_version=OPSET, input_names=[INPUT_NAME], output_names=[OUTPUT_NAME],
-        dynamic_shapes=({0: torch.export.Dim("N", min=2)},), optimize=False, verbose=False,
-    )  # fmt: skip
+        module,
+        (sample,),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=[INPUT_NAME],
+        output_names=[OUTPUT_NAME],
+        dynamic_shapes=({0: torch.export.Dim("N", min=2)},),
+        optimize=False,
+        verbose=False,
+    )
     return program.model_proto
 
 

@@ -32,7 +32,7 @@ from model_export.ort_runner import (
     OrtTrainingStep,
     training_module,
 )
-from model_export.silence import silence
+from model_export.quiet import silence
 
 LOSS_OUTPUT = "loss"
 NO_LABEL = -100  # a number that no label has

@@ -68,9 +68,17 @@ def attention(
 
 
 def stacked(
-    func: Function, x: Tensor, states: Any, weights: list[Tensor], bias: bool, layers: int, rate: float,
-    training: bool, both: bool, batch_first: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    func: Function,
+    x: Tensor,
+    states: Any,
+    weights: list[Tensor],
+    bias: bool,
+    layers: int,
+    rate: float,
+    training: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """A recurrent network of several layers, with dropout between them."""
     several = isinstance(states, (tuple, list))
     directions, per_layer = 2 if both else 1, len(weights) // layers

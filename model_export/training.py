@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
 from federation.space import Parameter
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
-from model_export.autodiff.layout import choose_layout
+from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
 from model_export.graph import Emitter, Graph, attribute, make_model, tensor_info
@@ -128,11 +128,14 @@ def inference_graph(graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[
     external = [] if places is None else [_external(p, *places[p.name]) for p in layer.parameters]
     nodes = rename(emitter, {layer.input: INPUT}, {OUTPUT: layer.output})
     return make_model(
-        "forward", nodes,
+        "forward",
+        nodes,
         [tensor_info(INPUT, graph.dtypes[layer.input], graph.shapes[layer.input])],
         [tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])],
-        {**graph.constants, **emitter.constants, **held}, graph.opset, external,
-    )  # fmt: skip
+        {**graph.constants, **emitter.constants, **held},
+        graph.opset,
+        external,
+    )
 
 
 def _write_inference_node(context: Context, node: NodeProto) -> None:

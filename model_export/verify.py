@@ -117,7 +117,8 @@ class _Samples:
     """Random batches, each run through the layers once, as a device does it."""
 
     def __init__(self, bundle: _Bundle, batch: int) -> None:
-        self.bundle, self._batch = bundle, batch
+        self.bundle = bundle
+        self._batch = batch
         self._made: list[_Sample] = []
 
     def __getitem__(self, number: int) -> _Sample:
@@ -140,9 +141,12 @@ def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None, width
     if reference:
         origin = type(origin)(origin.kind, reference, origin.seed)
     known = {
-        "input_shape": manifest.input.shape, "input_dtype": manifest.input.dtype, "vocabulary": manifest.vocabulary,
-        "loss": manifest.loss, "batch": manifest.batch,
-    }  # fmt: skip
+        "input_shape": manifest.input.shape,
+        "input_dtype": manifest.input.dtype,
+        "vocabulary": manifest.vocabulary,
+        "loss": manifest.loss,
+        "batch": manifest.batch,
+    }
     path = Path(origin.reference.rpartition(":")[0] if origin.kind == "torch" else origin.reference)
     if origin.kind != "zoo" and not path.is_file():
         raise BundleError(f"the source {path} is not here; say where it is now with --source")
@@ -177,7 +181,8 @@ class EngineRun:
     """A training step of one engine, as a device runs it."""
 
     def __init__(self, bundle: _Bundle, boundary: Boundary, engine: EngineName) -> None:
-        self.space, self.boundary = boundary.space(bundle.manifest), boundary
+        self.space = boundary.space(bundle.manifest)
+        self.boundary = boundary
         self.step = open_step(bundle.directory, bundle.manifest, boundary, engine)
 
     def __call__(self, sample: _Sample, vector: np.ndarray) -> StepResult:

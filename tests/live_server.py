@@ -39,11 +39,17 @@ def make_bundle(directory: Path, width: int = 4) -> m.Manifest:
     sides = [m.TensorSpec("float32", (size,)) for size in (width, 8, 3)]
     layers = tuple(
         m.Layer(
-            name, sides[i], sides[i + 1], tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
-            8, 32, 0, file_ref(directory, f"{name}.onnx"),
+            name,
+            sides[i],
+            sides[i + 1],
+            tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
+            8,
+            32,
+            0,
+            file_ref(directory, f"{name}.onnx"),
         )
         for i, name in enumerate(shapes)
-    )  # fmt: skip
+    )
     boundaries = tuple(
         m.Boundary(name, i, None, 8, file_ref(directory, f"train.{name}.onnx"), ()) for i, name in enumerate(shapes)
     )
@@ -51,10 +57,22 @@ def make_bundle(directory: Path, width: int = 4) -> m.Manifest:
     space = m.ParameterSpace([layer.parameters for layer in layers])
     write_weights(weights, space, np.linspace(-1, 1, space.size, dtype=np.float32))
     made = m.Manifest(
-        1, "small", m.Source("onnx", "small.onnx"), 18, m.Loss("cross_entropy"), sides[0], m.TensorSpec("int64", ()),
-        sides[2], None, 4, False, layers, boundaries, {"strong": "first", "weak": "second"},
+        1,
+        "small",
+        m.Source("onnx", "small.onnx"),
+        18,
+        m.Loss("cross_entropy"),
+        sides[0],
+        m.TensorSpec("int64", ()),
+        sides[2],
+        None,
+        4,
+        False,
+        layers,
+        boundaries,
+        {"strong": "first", "weak": "second"},
         file_ref(directory, weights.name),
-    )  # fmt: skip
+    )
     (directory / "manifest.json").write_text(m.dumps(made))
     return made
 
@@ -161,9 +179,13 @@ def live_server(directory: Path, *options: str, **settings: object) -> Iterator[
     own = {f"EMBRACE_{name.upper()}": str(value) for name, value in settings.items()}
     with log.open("w") as errors, out.open("w") as screen:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "serve", "--data", str(data), "--port", "0", *options],
-            cwd=ROOT, env={**os.environ, "COLUMNS": "300", **own}, stdout=screen, stderr=errors, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "embrace", "serve", "--data", str(data), "--port", "0", *options],
+            cwd=ROOT,
+            env={**os.environ, "COLUMNS": "300", **own},
+            stdout=screen,
+            stderr=errors,
+            text=True,
+        )
     try:
         until = time.monotonic() + PATIENCE
         while "API documentation" not in (printed := out.read_text()) or "startup complete" not in log.read_text():

@@ -15,8 +15,8 @@ from coordinator.api.auth import Admin, Known, Service
 from coordinator.api.documents import DeviceDocument, Invitation, Invited, JobCreated, JobDocument, JobRequest
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_FILE, EVENT_STREAM, problems
 from coordinator.evaluation import check_data
-from coordinator.plan import plan_from
 from federation.errors import InputError
+from federation.job import plan_from
 
 router = APIRouter(prefix="/v1", tags=["admin"], dependencies=[Admin])
 MOST_FILE = 64 << 30

@@ -15,10 +15,10 @@ from coordinator.api import admin_routes, device_routes, metrics, openapi, part_
 from coordinator.api.direct import Direct
 from coordinator.api.documents import Health
 from coordinator.api.limits import Bounded, ClientLimits, buckets
+from coordinator.batching import Together
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from coordinator.service import PRESENCE, Coordinator
-from coordinator.together import Together
 from federation import __version__
 
 TICK = 0.5  # seconds
@@ -42,9 +42,12 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     limits = limits or ClientLimits()
     counts = metrics.Metrics(lambda: coordinator.census(coordinator.clock() - PRESENCE))
     app = FastAPI(
-        title="embrace coordinator", version=__version__, description=openapi.DESCRIPTION, openapi_tags=openapi.TAGS,
+        title="embrace coordinator",
+        version=__version__,
+        description=openapi.DESCRIPTION,
+        openapi_tags=openapi.TAGS,
         lifespan=lifespan,
-    )  # fmt: skip
+    )
     app.state.coordinator, app.state.registry = coordinator, registry
     app.state.next_task, app.state.accept = Together(coordinator.next_tasks), Together(coordinator.accept_all)
     app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()

@@ -20,8 +20,8 @@ from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Pr
 from coordinator.api.limits import check_length, paced, pour
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
+from coordinator.body_check import LARGE, Examination
 from coordinator.errors import NotFound
-from coordinator.examine import LARGE, Examination
 from coordinator.http import YIELD
 from coordinator.inflow import Sink
 from coordinator.service import PRESENCE, Arrival, Receiving

@@ -57,13 +57,21 @@ class TaskDocument(Document):
             description="Where training begins, how many steps of which batch, the rate, the local rules, the seed.",
             examples=[
                 {
-                    "boundary": "dense", "steps": 10, "batch": 32, "rate": 0.05,
-                    "rules": [{"rule": "momentum", "factor": 0.9}], "seed": 2, "round": 0, "refresh_every": 1,
-                    "activations": "float32", "crop": 0, "flip": False,
+                    "boundary": "dense",
+                    "steps": 10,
+                    "batch": 32,
+                    "rate": 0.05,
+                    "rules": [{"rule": "momentum", "factor": 0.9}],
+                    "seed": 2,
+                    "round": 0,
+                    "refresh_every": 1,
+                    "activations": "float32",
+                    "crop": 0,
+                    "flip": False,
                 }
             ],
         ),
-    ]  # fmt: skip
+    ]
 
 
 class Failure(Document):

@@ -61,7 +61,9 @@ class Buckets:
     """A token bucket for every key: `rate` per second in the long run, `burst` at once. Time is an argument."""
 
     def __init__(self, rate: float, burst: float, most_keys: int = _KNOWN_CLIENTS) -> None:
-        self._rate, self._burst, self._most = rate, max(1.0, burst), most_keys
+        self._rate = rate
+        self._burst = max(1.0, burst)
+        self._most = most_keys
         self._left: dict[str, tuple[float, float]] = {}  # key -> tokens, when; those used last stand last
 
     def take(self, key: str, now: float) -> float:
@@ -122,11 +124,11 @@ class Bounded:
     """ASGI middleware that keeps every request within the limits."""
 
     def __init__(self, app: ASGIApp, limits: ClientLimits, leaving: threading.Event) -> None:
-        self._app, self._limits, self._leaving = app, limits, leaving
+        self._app = app
+        self._limits = limits
+        self._leaving = leaving
         self._open = {"working": 0, "waiting": 0, "operations": 0}
-        self._most = {
-            "working": limits.concurrent_requests, "waiting": limits.waiting_requests, "operations": math.inf
-        }  # fmt: skip
+        self._most = {"working": limits.concurrent_requests, "waiting": limits.waiting_requests, "operations": math.inf}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -187,9 +189,13 @@ class _Body:
     """A request's body on its way in. What breaks a rule ends it, and `refusal` is the answer."""
 
     def __init__(self, receive: Receive, most: int | None, window: float) -> None:
-        self._receive, self._most, self._window = receive, math.inf if most is None else most, window
-        self._size, self._whole = 0, False
-        self._waited, self._came = 0.0, 0  # in the present window
+        self._receive = receive
+        self._most = math.inf if most is None else most
+        self._window = window
+        self._size = 0
+        self._whole = False
+        self._waited = 0.0
+        self._came = 0  # in the present window
         self.refusal: JSONResponse | None = None
 
     async def receive(self) -> Message:

@@ -43,9 +43,12 @@ class Metrics:
             "embrace_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
         )
         self._seconds = Histogram(
-            "embrace_request_seconds", "From the headers of a request to the end of its answer, waiting included.",
-            ("method", "route"), buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
+            "embrace_request_seconds",
+            "From the headers of a request to the end of its answer, waiting included.",
+            ("method", "route"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._found: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._received = Counter("embrace_received_bytes", "Bodies of requests.", registry=self.registry)
         self._accepted = Counter("embrace_updates_accepted", "Updates that were recorded.", registry=self.registry)
@@ -115,9 +118,10 @@ class _Census(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         found = self._census()
         yield CounterMetricFamily(
-            "embrace_rounds_committed", "Rounds that led to a new version, since the directory was made.",
+            "embrace_rounds_committed",
+            "Rounds that led to a new version, since the directory was made.",
             found["rounds_committed"],
-        )  # fmt: skip
+        )
         jobs = GaugeMetricFamily("embrace_jobs", "Jobs, by state.", labels=["state"])
         for state, number in found["jobs"].items():
             jobs.add_metric([state], number)

@@ -40,7 +40,7 @@ _PROBLEMS: dict[int, tuple[str, str, str]] = {
     429: ("Too Many Requests", "this device asks too often; slow down", "Wait for `Retry-After` seconds."),
     503: ("Too many requests at once", "try again in a moment", "Wait for `Retry-After` seconds."),
     507: ("Disk full", "nothing was lost; try again when there is room", "Wait for `Retry-After` seconds."),
-}  # fmt: skip
+}
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 BINARY_BODY = {"requestBody": {"required": True, "content": _BINARY}}  # for `openapi_extra=`
@@ -75,10 +75,13 @@ def install(app: FastAPI) -> None:
         if app.openapi_schema is None:
             app.openapi_schema = _completed(
                 get_openapi(
-                    title=app.title, version=app.version, description=app.description, routes=app.routes,
+                    title=app.title,
+                    version=app.version,
+                    description=app.description,
+                    routes=app.routes,
                     tags=app.openapi_tags,
                 )
-            )  # fmt: skip
+            )
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

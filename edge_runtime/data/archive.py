@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from edge_runtime.data.fit import Array
+from edge_runtime.data.input_adapter import Array
 from federation.errors import DataError
 
 PAIRS = (("x", "y"), ("x_train", "y_train"), ("data", "target"), ("images", "labels"))  # the first that is there
@@ -55,9 +55,7 @@ def _read_chosen(path: Path, name: str, choose: Callable[[set[str]], Sequence[st
     try:
         with path.open("rb") as file, _open_zip(file, name) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            return [
-                _read_member(path, file, archive, members[key], f"{name}: {key}") for key in choose(set(members))
-            ]
+            return [_read_member(path, file, archive, members[key], f"{name}: {key}") for key in choose(set(members))]
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror or error}") from None
 

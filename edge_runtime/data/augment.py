@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.chance import below, sample_bits, shuffled
+from edge_runtime.data.prng import below, sample_bits, shuffled
 from federation.errors import InputError
 
 __all__ = ["Augmentation", "parse_augmentation", "shuffled"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.fit import Array, shape_text
+from edge_runtime.data.input_adapter import Array, shape_text
 from edge_runtime.data.targets import check_class_names, class_count
 from federation.errors import DataError, EmptyData, MissingPackage
 from federation.manifest import Manifest

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.chance import shuffled
-from edge_runtime.data.fit import Array, InputFit, Rows, check_inputs, fit_inputs
+from edge_runtime.data.input_adapter import Array, InputFit, Rows, check_inputs, fit_inputs
+from edge_runtime.data.prng import shuffled
 from edge_runtime.data.targets import Targets, fit_targets
 from federation.errors import EmptyData, InputError, SingleClass
 from federation.manifest import Manifest
@@ -33,7 +33,9 @@ class Samples:
         chosen: NDArray[np.int64] | None = None,
     ) -> None:
         self.name = name  # as the user gave it, for messages
-        self._rows, self._fit, self._targets = rows, fit, targets
+        self._rows = rows
+        self._fit = fit
+        self._targets = targets
         self._about = about if about is not None else {}
         self._class_names = class_names
         self._chosen = chosen  # numbers of the rows that belong to this view; None: all
@@ -95,9 +97,14 @@ class Samples:
     def _view(self, numbers: NDArray[np.int64]) -> Samples:
         chosen = numbers if self._chosen is None else self._chosen[numbers]
         return Samples(
-            self.name, self._rows, self._fit, self._targets,
-            about=self._about, class_names=self._class_names, chosen=chosen,
-        )  # fmt: skip
+            self.name,
+            self._rows,
+            self._fit,
+            self._targets,
+            about=self._about,
+            class_names=self._class_names,
+            chosen=chosen,
+        )
 
 
 def from_arrays(

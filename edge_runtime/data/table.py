@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from edge_runtime.data.fit import Array
+from edge_runtime.data.input_adapter import Array
 from edge_runtime.data.targets import check_class_names, class_count
 from federation.errors import DataError, EmptyData
 from federation.manifest import Manifest
@@ -103,9 +103,16 @@ def _read_columns(path: Path, name: str, layout: Layout, dtype: np.dtype[Any]) -
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an integer written as 3.0, an empty file
             table = np.loadtxt(
-                str(path.resolve()), dtype, comments=None, delimiter=layout.delimiter, skiprows=layout.skip, ndmin=2,
-                quotechar='"', encoding=_ENCODING, converters={layout.label: keep},
-            )  # fmt: skip
+                str(path.resolve()),
+                dtype,
+                comments=None,
+                delimiter=layout.delimiter,
+                skiprows=layout.skip,
+                ndmin=2,
+                quotechar='"',
+                encoding=_ENCODING,
+                converters={layout.label: keep},
+            )
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, Warning) as error:

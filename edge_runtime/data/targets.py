@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.fit import Array, chunks, first_bad, same_but_for_ones, shape_text
+from edge_runtime.data.input_adapter import Array, chunks, first_bad, same_but_for_ones, shape_text
 from federation.errors import DataError
 from federation.manifest import Manifest
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.data.archive import PAIRS, accepted_names
-from edge_runtime.data.fit import Array, shape_text
+from edge_runtime.data.input_adapter import Array, shape_text
 from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import DataError
 

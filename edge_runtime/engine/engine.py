@@ -53,7 +53,9 @@ class OnnxEngine:
 
     def __init__(self, directory: Path, source: LayerSource, name: EngineName, settings: Settings) -> None:
         """`directory` has the training graphs, the frozen layers come from `source`."""
-        self.directory, self.source, self.settings = directory, source, settings
+        self.directory = directory
+        self.source = source
+        self.settings = settings
         self.name: EngineName = name
 
     def open_step(self, boundary: Boundary) -> Step:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.chance import below, sample_bits
+from edge_runtime.data.prng import below, sample_bits
 from edge_runtime.engine.engine import Engine, GradientStep
 from federation.axes.local import runs
 from federation.coverage import Coverage

@@ -38,7 +38,9 @@ class Context:
         dropout_numbers: Mapping[str, int] | None = None,
     ) -> None:
         self.emitter = emitter
-        self.op, self.ops, self.constant = emitter.op, emitter.ops, emitter.constant
+        self.op = emitter.op
+        self.ops = emitter.ops
+        self.constant = emitter.constant
         self.shapes = dict(shapes)
         self.constants = constants
         self.active = active

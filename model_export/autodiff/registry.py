@@ -67,7 +67,8 @@ def known_operators() -> list[str]:
 
 @functools.cache
 def _load() -> None:
-    """Import every file in rules/, which registers what it holds."""
-    package = importlib.import_module("model_export.autodiff.rules")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    """Import every file in rules/ and layouts/, which registers what it holds."""
+    for name in ("rules", "layouts"):
+        package = importlib.import_module(f"model_export.autodiff.{name}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")

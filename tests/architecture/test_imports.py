@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = frozenset({"bench", "cli", "coordinator", "edge_runtime", "federation", "model_export"})
+OURS = frozenset({"bench", "coordinator", "edge_runtime", "embrace", "federation", "model_export", "simulation"})
 HEAVY = frozenset(
     {"fastapi", "httpx", "matplotlib", "onnx", "onnxruntime", "pydantic", "sklearn", "sqlalchemy", "torch"}
 )
@@ -41,7 +41,7 @@ class Rule:
 
 
 RULES = {
-    "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors"})),
+    "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors", "tomli"})),
     "edge_runtime": Rule(
         ours=frozenset({"edge_runtime", "federation"}),
         outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "safetensors"}),
@@ -50,8 +50,9 @@ RULES = {
         ours=frozenset({"coordinator", "edge_runtime.engine", "federation"}), never=frozenset({"torch"})
     ),
     "model_export": Rule(ours=frozenset({"edge_runtime", "federation", "model_export"})),
-    "bench": Rule(ours=OURS - {"cli"}),
-    "cli": Rule(ours=OURS, never=frozenset({"torch"})),
+    "simulation": Rule(ours=frozenset({"edge_runtime", "federation", "model_export", "simulation"})),
+    "bench": Rule(ours=OURS),
+    "embrace": Rule(ours=OURS, never=frozenset({"torch"})),
 }
 
 
@@ -100,8 +101,8 @@ def test_every_import_follows_the_arrows(top: str) -> None:
         ("coordinator", "from edge_runtime import client"),
         ("coordinator", "import edge_runtime.trainer"),
         ("model_export", "from coordinator import service"),
-        ("model_export", "from cli import main"),
-        ("cli", "def f():\n    import torch"),
+        ("model_export", "from embrace import cli"),
+        ("embrace", "def f():\n    import torch"),
     ],
 )
 def test_a_wrong_import_is_found(top: str, source: str) -> None:
@@ -117,7 +118,7 @@ def test_a_wrong_import_is_found(top: str, source: str) -> None:
         ("coordinator", "import fastapi, sqlalchemy.orm"),
         ("model_export", "import torch\nfrom federation import errors"),
         ("bench", "import torch\nimport model_export"),
-        ("cli", "def f():\n    from model_export import bundle"),
+        ("embrace", "def f():\n    from model_export import bundle"),
     ],
 )
 def test_a_right_import_passes(top: str, source: str) -> None:
@@ -125,7 +126,8 @@ def test_a_right_import_passes(top: str, source: str) -> None:
 
 
 def test_every_command_is_light_until_it_is_called() -> None:
-    modules = [f"cli.{file.stem}" for file in sorted((ROOT / "cli").glob("*.py")) if file.stem != "__init__"]
+    files = sorted((ROOT / "embrace" / "cli").glob("*.py"))
+    modules = [f"embrace.cli.{file.stem}" for file in files if file.stem != "__init__"]
     program = f"import sys, {', '.join(modules)}; print(*sorted({set(HEAVY)!r} & sys.modules.keys()))"
     loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
     assert loaded.split() == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.plan import plan_from
+from federation.job import plan_from
 from tests.coordinator.harness import Offer, Site, World, place_bundle, serving
 
 

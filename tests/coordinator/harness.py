@@ -25,7 +25,6 @@ import httpx
 import numpy as np
 import uvicorn
 
-from coordinator.plan import plan_from
 from coordinator.registry import Registry
 from coordinator.server import Server
 from coordinator.service import Coordinator
@@ -34,6 +33,7 @@ from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from federation.axes.cover import DeviceProfile
 from federation.bundle_files import file_ref
+from federation.job import plan_from
 from federation.manifest import (
     MANIFEST_NAME,
     WEIGHTS_NAME,
@@ -81,9 +81,22 @@ def write_bundle(directory: Path, width: int = 3) -> tuple[str, Manifest]:
     )
     missing = FileRef(WEIGHTS_NAME, "0" * 64, 0)
     manifest = Manifest(
-        1, "tiny", Source("onnx", "none"), 17, Loss("cross_entropy"), one, one, one, None, 4, False, layers, boundaries,
-        dict(zip(TIERS, BOUNDARIES)), missing,
-    )  # fmt: skip
+        1,
+        "tiny",
+        Source("onnx", "none"),
+        17,
+        Loss("cross_entropy"),
+        one,
+        one,
+        one,
+        None,
+        4,
+        False,
+        layers,
+        boundaries,
+        dict(zip(TIERS, BOUNDARIES)),
+        missing,
+    )
     space = manifest.space
     write_weights(directory / WEIGHTS_NAME, space, np.random.default_rng(1).normal(size=space.size).astype(np.float32))
     manifest = replace(manifest, weights=file_ref(directory, WEIGHTS_NAME))
@@ -325,8 +338,10 @@ def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, str(directory), str(port), point, str(times)],
-        cwd=ROOT, text=True, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     while True:  # it listens before it has taken up what was going on

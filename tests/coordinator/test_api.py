@@ -13,16 +13,19 @@ import pytest
 
 from coordinator.admin_client import AdminClient
 from coordinator.api import device_routes
-from coordinator.plan import plan_from
+from federation.job import plan_from
 from tests.coordinator.harness import Site, body_of, place_bundle, put_update, serving
 
 
 def test_bad_plans_name_the_key(site: Site) -> None:
     with site.http(site.admin) as admin:
         for plan, word in (
-            ({}, "bundle"), ({"bundle": "x", "rounds": 3}, "rounds"), ({"bundle": "x", "num_rounds": "3"}, "num_"),
-            ({"bundle": "x", "seed": -1}, "seed"), ({"bundle": "x", "name": "\ud800"}, "name"),
-        ):  # fmt: skip
+            ({}, "bundle"),
+            ({"bundle": "x", "rounds": 3}, "rounds"),
+            ({"bundle": "x", "num_rounds": "3"}, "num_"),
+            ({"bundle": "x", "seed": -1}, "seed"),
+            ({"bundle": "x", "name": "\ud800"}, "name"),
+        ):
             body = json.dumps({"bundle": site.bundle, "plan": plan})  # type: ignore[attr-defined]
             answer = admin.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code in (400, 422) and word in answer.json()["detail"], (plan, answer.text)
@@ -31,11 +34,16 @@ def test_bad_plans_name_the_key(site: Site) -> None:
 def test_errors_of_the_framework_are_problem_documents_too(site: Site) -> None:
     with site.http(site.admin) as admin:
         for answer, status in (
-            (admin.get("/v1/nowhere"), 404), (admin.patch("/v1/jobs"), 405), (admin.get("/v1/jobs/none"), 404),
-            (admin.post("/v1/jobs", content=b"{"), 422), (admin.post("/v1/enrolments", json={"uses": 0}), 422),
-            (admin.post("/v1/jobs/none/stop"), 404), (admin.delete("/v1/devices/none"), 404),
-            (admin.post("/v1/jobs/none/explode"), 404), (admin.get("/v1/jobs/none/rounds"), 404),
-        ):  # fmt: skip
+            (admin.get("/v1/nowhere"), 404),
+            (admin.patch("/v1/jobs"), 405),
+            (admin.get("/v1/jobs/none"), 404),
+            (admin.post("/v1/jobs", content=b"{"), 422),
+            (admin.post("/v1/enrolments", json={"uses": 0}), 422),
+            (admin.post("/v1/jobs/none/stop"), 404),
+            (admin.delete("/v1/devices/none"), 404),
+            (admin.post("/v1/jobs/none/explode"), 404),
+            (admin.get("/v1/jobs/none/rounds"), 404),
+        ):
             assert answer.status_code == status
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.json()["status"] == status and answer.json()["title"]

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.plan import plan_from
+from federation.job import plan_from
 from tests.coordinator.harness import Site
 
 TOO_LARGE = 10**23  # for a database

@@ -11,11 +11,11 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rounds
-from coordinator.cohort import Cohort, LeaseTaken, Member, Seat
-from coordinator.plan import plan_from
 from coordinator.server import Server
 from coordinator.settings import Settings
+from federation import rounds
+from federation.cohort import Cohort, LeaseTaken, Member, Seat
+from federation.job import plan_from
 from federation.wire import encode_layers
 from tests.coordinator.harness import Site, report_header
 
@@ -135,9 +135,13 @@ def cast(site: Site) -> Cast:
     revoked, old = site.enrol()
     service.revoke(revoked)
     tokens = {
-        "admin": site.admin, "device": site.enrol()[1], "other device": site.enrol()[1], "revoked device": old,
-        "enrolment": known.invite(10, 60), "stranger": "embrace_admin_" + secrets.token_urlsafe(32),
-    }  # fmt: skip
+        "admin": site.admin,
+        "device": site.enrol()[1],
+        "other device": site.enrol()[1],
+        "revoked device": old,
+        "enrolment": known.invite(10, 60),
+        "stranger": "embrace_admin_" + secrets.token_urlsafe(32),
+    }
     body = b"".join(bytes(part) for part in encode_layers(manifest.space, 0, np.zeros(manifest.space.size, np.float32)))
     found = Cast(site, tokens, bundle, manifest.boundaries[0].train.sha256, "", "", body)
     found.task = another_task(found)

@@ -11,14 +11,21 @@ import numpy as np
 import pytest
 
 from coordinator.api import direct
-from coordinator.plan import plan_from
+from federation.job import plan_from
 from tests.coordinator.harness import Offer, Site, body_of, report_header
 
 WEIGHTS, NEXT, UPDATE = "GET /v1/jobs/{job}/versions/0/weights", "POST /v1/tasks/next", "PUT /v1/tasks/{task}/update"
 REPORTS = [
-    "", "no json", "[]", "{}", '{"samples": 0}', '{"samples": true}', '{"samples": 1, "x": NaN}', "[" * 9000,
+    "",
+    "no json",
+    "[]",
+    "{}",
+    '{"samples": 0}',
+    '{"samples": true}',
+    '{"samples": 1, "x": NaN}',
+    "[" * 9000,
     "x" * 16_385,
-]  # fmt: skip
+]
 BODIES = {
     "good": lambda body: body,
     "empty": lambda body: b"",
@@ -42,21 +49,58 @@ class Asked:
 
 
 NO_TASKS = [
-    "x", "next", "{job}", "{job}-0-0-2", "{job}-0-0-01", "{job}-0-9-1", "{job}-7-0-1", "{job}-0-0-1%0A", "%2e%2e",
-    "a%2fb", "{job}-0-%D9%A0-1", "%00", "%FF", "a" * 500,
-]  # fmt: skip
+    "x",
+    "next",
+    "{job}",
+    "{job}-0-0-2",
+    "{job}-0-0-01",
+    "{job}-0-9-1",
+    "{job}-7-0-1",
+    "{job}-0-0-1%0A",
+    "%2e%2e",
+    "a%2fb",
+    "{job}-0-%D9%A0-1",
+    "%00",
+    "%FF",
+    "a" * 500,
+]
 WAITS = [
-    "wait=61", "wait=-1", "wait=", "wait=.", "wait=nan", "wait=1e9", "wait=%D9%A3", "wait=x&wait=0", "wait=0&wait=x",
-    "wait=0&wait=99", "x=1&wait=0", "wait=00000000000", "wait=0.00001", "wait=0.", "WAIT=x&wait=0",
-]  # fmt: skip
+    "wait=61",
+    "wait=-1",
+    "wait=",
+    "wait=.",
+    "wait=nan",
+    "wait=1e9",
+    "wait=%D9%A3",
+    "wait=x&wait=0",
+    "wait=0&wait=x",
+    "wait=0&wait=99",
+    "x=1&wait=0",
+    "wait=00000000000",
+    "wait=0.00001",
+    "wait=0.",
+    "WAIT=x&wait=0",
+]
 ODD = [
-    "GET /v1/tasks/next", "POST /v1/tasks/next/", "POST /v1/tasks/%6eext?wait=0", "POST /v1//tasks/next",
-    "POST /v1/tasks/next%0A?wait=0", "POST /V1/tasks/next",
-]  # fmt: skip
+    "GET /v1/tasks/next",
+    "POST /v1/tasks/next/",
+    "POST /v1/tasks/%6eext?wait=0",
+    "POST /v1//tasks/next",
+    "POST /v1/tasks/next%0A?wait=0",
+    "POST /V1/tasks/next",
+]
 VERSIONS = [
-    "{job}/versions/1", "{job}/versions/-1", "{job}/versions/00", "{job}/versions/x", "{job}/versions/%D9%A0",
-    "{job}/versions/9999999999", "{job}/versions/0%0A", "x/versions/0", "%2e%2e/versions/0", "a%2fb/versions/0",
-]  # fmt: skip
+    "{job}/versions/1",
+    "{job}/versions/-1",
+    "{job}/versions/00",
+    "{job}/versions/x",
+    "{job}/versions/%D9%A0",
+    "{job}/versions/9999999999",
+    "{job}/versions/0%0A",
+    "x/versions/0",
+    "%2e%2e/versions/0",
+    "a%2fb/versions/0",
+]
 REQUESTS = [
     *(Asked(line, who) for line in (WEIGHTS, NEXT, UPDATE) for who in ("admin", "enrolment", "stranger", "")),
     *(Asked(line, "revoked", body="good") for line in (WEIGHTS, NEXT, UPDATE)),
@@ -89,9 +133,14 @@ def people(site: Site) -> Iterator[dict[str, Any]]:
         job = service.create_job(plan, site.bundle)  # type: ignore[attr-defined]
         offer = Offer(client.post("/v1/tasks/next?wait=5").json())
     tokens = {
-        "holder": holder, "other": site.enrol()[1], "revoked": old, "admin": site.admin, "stranger": "embrace_device_x",
-        "enrolment": known.invite(1, 60), "": "",
-    }  # fmt: skip
+        "holder": holder,
+        "other": site.enrol()[1],
+        "revoked": old,
+        "admin": site.admin,
+        "stranger": "embrace_device_x",
+        "enrolment": known.invite(1, 60),
+        "": "",
+    }
     yield {"tokens": tokens, "offer": offer}
     service.set_state(job, "stopped")
 

@@ -13,9 +13,10 @@ import pytest
 from coordinator import evaluation
 from coordinator.evaluation import Evaluation, Evaluations
 from federation.manifest import WEIGHTS_NAME
+from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import ROOT, World
 
-SHIPPED = ROOT / "bench" / "demo_bundle"
+SHIPPED = ROOT / "embrace" / "demo" / "digits"
 
 
 def requests(folder: Path, count: int) -> list[Evaluation]:
@@ -49,8 +50,8 @@ def test_relative_paths_are_seen_from_the_coordinators_folder(
     """`embrace serve --data coordinator`: the process that scores has another folder."""
     shutil.copytree(SHIPPED / "model", tmp_path / "model")
     shutil.copyfile(SHIPPED / "model" / WEIGHTS_NAME, tmp_path / "1.evaluated")
-    shutil.copyfile(SHIPPED / "digits.npz", tmp_path / "digits.npz")
-    loads = f"dict(np.load({str(SHIPPED / 'digits.npz')!r}))"
+    shutil.copyfile(DIGITS, tmp_path / "digits.npz")
+    loads = f"dict(np.load({str(DIGITS)!r}))"
     (tmp_path / "mine.py").write_text(f"import numpy as np\n\ndef load():\n    return {loads}\n")
     monkeypatch.chdir(tmp_path)
     found: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator import keeper
-from coordinator.plan import plan_from
+from federation.job import plan_from
 from federation.weights import map_weights
 from tests.coordinator.harness import Offer, body_of, place_bundle, put_update, scripted, serving
 

@@ -14,9 +14,7 @@ WINDOW = 10  # rounds, of partial averaging in one part
 
 def almost(world: World) -> tuple[str, list[str]]:
     """A job in the last round of its first window, and its devices."""
-    job = world.job(
-        num_rounds=100, participate={"count": 2, "min_available": 3}, sync={"rule": "rotating", "parts": 1}
-    )
+    job = world.job(num_rounds=100, participate={"count": 2, "min_available": 3}, sync={"rule": "rotating", "parts": 1})
     devices = world.fleet("strong", "strong", "strong")
     for _ in range(WINDOW - 1):
         world.round(devices)

@@ -19,15 +19,16 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.plan import plan_from
 from coordinator.store.files import Files
 from edge_runtime.client import Client, Declined
 from federation.axes.cover import DeviceProfile
 from federation.bundle_files import file_ref
+from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
 from federation.messages import TaskOffer
 from federation.weights import map_weights
 from federation.wire import encode_layers
+from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import (
     ROOT,
     TIERS,
@@ -215,7 +216,7 @@ def test_killed_again_and_again(prepared: Prepared, tmp_path: Path) -> None:
 
 # --- between a version and its score ---------------------------------------------------------------
 
-SHIPPED = ROOT / "bench" / "demo_bundle"
+SHIPPED = ROOT / "embrace" / "demo" / "digits"
 
 
 def scored_versions(directory: Path, job: str) -> list[tuple[int, str, float]]:
@@ -234,7 +235,7 @@ def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, li
     shutil.copytree(SHIPPED / "model", world.files.bundle(digest))
     enrolled = enrol_all(world)
     plan = {"bundle": "digits", "num_rounds": ROUNDS, "participate": {"min_available": 3}}
-    plan["evaluate"] = {"data": str(SHIPPED / "digits.npz")}
+    plan["evaluate"] = {"data": str(DIGITS)}
     job = world.coordinator.create_job(plan_from(plan), digest)
     world.end()
     start = Prepared(folder / "start", read_manifest(SHIPPED / "model"), job, tuple(enrolled))
@@ -281,9 +282,7 @@ time.sleep(600)  # training
 
 def killed_agent(url: str, token: str) -> str:
     """The task that an agent had taken when it was killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _AGENT, url, token], cwd=ROOT, text=True, stdout=subprocess.PIPE
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", _AGENT, url, token], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     assert process.stdout is not None
     task = process.stdout.readline().strip()
     os.kill(process.pid, signal.SIGKILL)

@@ -45,9 +45,7 @@ def test_strangers_do_not_fill_the_memory() -> None:
     assert buckets.take("999", 0.0) > 0  # the newest are remembered
 
 
-@given(
-    rate=st.floats(0.1, 100), burst=st.floats(1, 50), pauses=st.lists(st.floats(0, 2), min_size=1, max_size=200)
-)  # fmt: skip
+@given(rate=st.floats(0.1, 100), burst=st.floats(1, 50), pauses=st.lists(st.floats(0, 2), min_size=1, max_size=200))
 def test_never_more_than_burst_and_rate(rate: float, burst: float, pauses: list[float]) -> None:
     buckets, now, taken = Buckets(rate, burst), 0.0, 0
     for pause in pauses:

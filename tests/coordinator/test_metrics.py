@@ -166,10 +166,19 @@ def test_many_timings_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for slot in range(10):
                 session.add(
                     UpdateRow(
-                        task=f"j-{number}-{slot}-1", job="j", round=number, slot=slot, device="d", sha256="",
-                        bytes=1, samples=1, weight=1, report={"seconds": "none of these"}, arrived_at=0,
+                        task=f"j-{number}-{slot}-1",
+                        job="j",
+                        round=number,
+                        slot=slot,
+                        device="d",
+                        sha256="",
+                        bytes=1,
+                        samples=1,
+                        weight=1,
+                        report={"seconds": "none of these"},
+                        arrived_at=0,
                     )
-                )  # fmt: skip
+                )
     found = [(row["round"], row["slot"]) for row in views.Views(Files(tmp_path), sessions).timings("j", 1)]
     assert found == [(number, slot) for number in range(1, 5) for slot in range(10)]
     sessions.kw["bind"].dispose()

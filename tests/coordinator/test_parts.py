@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from coordinator.plan import plan_from
 from federation.axes.sync import Rotating
+from federation.job import plan_from
 from federation.region import of_layers
 from federation.space import Vector
 from federation.weights import map_weights

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.orm import Session
 
 from coordinator import keeper, summing
-from coordinator.plan import plan_from
 from coordinator.summing import Summing
 from federation.errors import InputError
+from federation.job import plan_from
 from tests.coordinator.harness import ALL_THREE, World, mean_oracle, scripted
 
 

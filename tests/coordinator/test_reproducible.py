@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.fleet_demo import SHIPPED, load_digits
-from bench.fleet_processes import Processes
 from coordinator.admin_client import AdminClient
+from embrace.demo.fleet import SHIPPED, load_digits
+from embrace.demo.processes import Processes
 from federation.axes.cover import DeviceProfile
 from federation.identity import device_id, task_seed
 from tests.coordinator.harness import Site, World, task_parts
@@ -49,10 +49,26 @@ def fleet(directory: Path, names: Sequence[str]) -> Run:
             x, y = shares[name]
             np.savez(directory / f"{name}.npz", x=x, y=y)
             processes.start(
-                name, "agent", "--server", server.url, "--token", server.enrolment, "--name", name, "--tier",
-                TIERS[name], "--data", str(directory / f"{name}.npz"), "--work", str(directory / name),
-                "--memory", "128MB", "--engine", "portable", "--json",
-            )  # fmt: skip
+                name,
+                "agent",
+                "--server",
+                server.url,
+                "--token",
+                server.enrolment,
+                "--name",
+                name,
+                "--tier",
+                TIERS[name],
+                "--data",
+                str(directory / f"{name}.npz"),
+                "--work",
+                str(directory / name),
+                "--memory",
+                "128MB",
+                "--engine",
+                "portable",
+                "--json",
+            )
             wait(lambda: name in {row["name"] for row in admin.call("GET", "/devices")}, server)  # noqa: B023
         shutil.copytree(SHIPPED / "model", directory / "digits")
         (directory / "job.toml").write_text(JOB)

@@ -36,10 +36,18 @@ def test_later_sources_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [field.name for field in fields(Settings)])
 def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) -> None:
     given: dict[str, str] = {
-        "host": "::1", "port": "8000", "tls_certificate": "a.pem", "tls_key": "a.key", "insecure": "true",
-        "database": "sqlite:///x.db", "requests_per_second": "2.5", "concurrent_requests": "7",
-        "waiting_requests": "8", "slow_client": "3", "log_level": "error",
-    }  # fmt: skip
+        "host": "::1",
+        "port": "8000",
+        "tls_certificate": "a.pem",
+        "tls_key": "a.key",
+        "insecure": "true",
+        "database": "sqlite:///x.db",
+        "requests_per_second": "2.5",
+        "concurrent_requests": "7",
+        "waiting_requests": "8",
+        "slow_client": "3",
+        "log_level": "error",
+    }
     both = ("tls_certificate", "tls_key") if name.startswith("tls") else (name,)
     found = load_settings(tmp_path, {f"EMBRACE_{key.upper()}": given[key] for key in both}, {})
     assert getattr(found, name) == type(getattr(found, name))(given[name])
@@ -91,9 +99,13 @@ def test_a_password_is_not_shown() -> None:
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         ended = subprocess.run(
-            [sys.executable, "-m", "cli.main", "serve", "--data", str(tmp_path)], cwd=ROOT, timeout=30,
-            env={**os.environ, "EMBRACE_PORT": str(other.getsockname()[1])}, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "embrace", "serve", "--data", str(tmp_path)],
+            cwd=ROOT,
+            timeout=30,
+            env={**os.environ, "EMBRACE_PORT": str(other.getsockname()[1])},
+            capture_output=True,
+            text=True,
+        )
     assert ended.returncode == 2
     assert "cannot listen on 127.0.0.1" in ended.stderr
     assert "Traceback" not in ended.stderr

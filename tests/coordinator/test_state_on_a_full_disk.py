@@ -22,8 +22,11 @@ def final(world: World, rounds: int = 3) -> dict[str, bytes]:
     assert world.spool() == []
     places = world.files.version(job, rounds), world.files.state(job, rounds)
     assert sorted(path.name for path in places[0].parent.iterdir()) == [
-        "2.safetensors", "2.state", "3.safetensors", "3.state",
-    ]  # fmt: skip
+        "2.safetensors",
+        "2.state",
+        "3.safetensors",
+        "3.state",
+    ]
     return {path.name: path.read_bytes() for path in places}
 
 

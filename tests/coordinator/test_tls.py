@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.examine import LARGE
+from coordinator.body_check import LARGE
 from tests.live_server import LiveServer, live_server, make_bundle, next_task, zero_update
 
 WIDTH = 400_000  # of the model: 13 MB
@@ -49,11 +49,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs openssl to make a certificate")
     made = tmp_path_factory.mktemp("certificate") / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", str(made.with_name("key.pem")), "-out", str(made)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            str(made.with_name("key.pem")),
+            "-out",
+            str(made),
+        ],
+        check=True,
+        capture_output=True,
+    )
     return made
 
 

@@ -83,10 +83,17 @@ def test_the_digest_is_checked_if_it_is_given(site: Site, held: Any) -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        "", "no json", "[]", "{}", '{"samples": 0}', '{"samples": 1, "loss": NaN}', '{"samples": 1, "loss": 1e999}',
-        '{"samples": ' + "9" * 5000 + "}", "[" * 10_000,
+        "",
+        "no json",
+        "[]",
+        "{}",
+        '{"samples": 0}',
+        '{"samples": 1, "loss": NaN}',
+        '{"samples": 1, "loss": 1e999}',
+        '{"samples": ' + "9" * 5000 + "}",
+        "[" * 10_000,
     ],
-)  # fmt: skip
+)
 def test_a_bad_report_is_the_devices_mistake(site: Site, held: Any, report: str) -> None:
     client, offer = held
     body = body_of(site.manifest, offer)  # type: ignore[attr-defined]

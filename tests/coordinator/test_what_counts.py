@@ -77,9 +77,17 @@ def test_a_foreign_task_does_not_exist(world: World) -> None:
     with pytest.raises(NotFound):
         world.coordinator.fail_task(other, offer.id, "failed", "")
     for task in (
-        "nonsense", "", f"{job}-0-0", f"{job}-0-99-1", f"{job}-0--1-1", f"{job}-0-0-01", f"{job}-0-0-+1",
-        f"{job}-0-0-{'9' * 5000}", f"{job}-0-0-١", "../../etc-0-0-1",
-    ):  # fmt: skip
+        "nonsense",
+        "",
+        f"{job}-0-0",
+        f"{job}-0-99-1",
+        f"{job}-0--1-1",
+        f"{job}-0-0-01",
+        f"{job}-0-0-+1",
+        f"{job}-0-0-{'9' * 5000}",
+        f"{job}-0-0-١",
+        "../../etc-0-0-1",
+    ):
         with pytest.raises(NotFound):
             world.coordinator.receive(owner, task)
     assert world.spool() == []

@@ -124,9 +124,13 @@ def test_the_device_in_curl_takes_part_in_a_round(server: LiveServer, tmp_path: 
     work.mkdir()
     own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ended = subprocess.run(
-        ["sh", "-c", script[1]], cwd=work, capture_output=True, text=True, timeout=60,
+        ["sh", "-c", script[1]],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, **own, "SERVER": server.url, "ENROLMENT": server.enrolment},
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert '"status":"accepted"' in ended.stdout
     admin, until = server.client(server.admin), time.monotonic() + 5

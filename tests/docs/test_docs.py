@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bench.zoo_table import HEAD, Row, rows, table
+from bench.device.zoo_table import HEAD, Row, rows, table
 from federation import manifest
 from federation.space import Parameter
 from model_export.autodiff.registry import known_operators
@@ -36,7 +36,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_command_shown_exists(page: Path) -> None:
     from typer.main import get_command
 
-    from cli.main import app
+    from embrace.cli.main import app
 
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
     shown = set(re.findall(r"^\$? ?embrace ([a-z]+)", page.read_text(), re.MULTILINE))

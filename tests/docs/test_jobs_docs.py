@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from cli.main import app
-from coordinator import plan
-from coordinator.plan import Plan, parse_plan
+from embrace.cli.main import app
+from federation import job as plan
 from federation.algorithms import PRESETS
 from federation.axes.local.names import _RULES
 from federation.axes.participate import Participation
 from federation.axes.serve.names import SERVE
 from federation.axes.sync.names import SYNC
 from federation.axes.weigh import Weigh
+from federation.job import Plan, parse_plan
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,12 +31,23 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "jobs.md").read_text()
 BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 TABLES = {field.name for field in fields(Plan)} & {
-    "participate", "cover", "sync", "local", "weigh", "serve", "evaluate", "bounds"
-}  # fmt: skip
+    "participate",
+    "cover",
+    "sync",
+    "local",
+    "weigh",
+    "serve",
+    "evaluate",
+    "bounds",
+}
 CLASSES = {
-    "participate": Participation, "cover": plan.CoverChoice, "local": plan.LocalWork, "weigh": Weigh,
-    "evaluate": plan.Evaluate, "bounds": plan.Bounds,
-}  # fmt: skip
+    "participate": Participation,
+    "cover": plan.CoverChoice,
+    "local": plan.LocalWork,
+    "weigh": Weigh,
+    "evaluate": plan.Evaluate,
+    "bounds": plan.Bounds,
+}
 
 
 def rows(section: str, header: str = "key") -> dict[str, tuple[str, str]]:

@@ -201,8 +201,13 @@ def child(program: str, *arguments: object, **more: Any) -> subprocess.Popen[str
     """A Python process of its own that runs a program from the project's root."""
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
-    )  # fmt: skip
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **more,
+    )
 
 
 def answer(program: str, *arguments: object) -> str:

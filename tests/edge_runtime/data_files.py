@@ -31,10 +31,22 @@ def model(
     given, made = TensorSpec(dtype, shape), TensorSpec("float32", output)
     layer = Layer("all", given, made, (), activations=1, macs=1, dropouts=0, forward=FILE)
     return Manifest(
-        version=1, name=name, source=Source("zoo", name), opset=18, loss=Loss(loss, ignore_index=ignore_index),
-        input=given, labels=labels, output=made, vocabulary=vocabulary, batch=32, uses_seed=False, layers=(layer,),
-        boundaries=(), tiers={}, weights=FILE,
-    )  # fmt: skip
+        version=1,
+        name=name,
+        source=Source("zoo", name),
+        opset=18,
+        loss=Loss(loss, ignore_index=ignore_index),
+        input=given,
+        labels=labels,
+        output=made,
+        vocabulary=vocabulary,
+        batch=32,
+        uses_seed=False,
+        layers=(layer,),
+        boundaries=(),
+        tiers={},
+        weights=FILE,
+    )
 
 
 def write_npz(x: Any, y: Any, **more: Any) -> str:

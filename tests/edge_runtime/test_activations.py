@@ -182,9 +182,14 @@ def test_a_full_disk_is_an_error_and_not_a_bus_error(tmp_path):
     if not possible or possible.returncode:
         pytest.skip("this system does not let a test mount a file system")
     found = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], input=FILL, text=True, capture_output=True, cwd=ROOT, check=False,
+        ["unshare", "-rm", "sh", "-c", script],
+        input=FILL,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip() == MESSAGE.format(tmp_path)
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from coordinator.plan import plan_from
 from edge_runtime.agent import Agent, Device
 from edge_runtime.client import Client, Declined
 from edge_runtime.data import from_arrays
@@ -22,6 +21,7 @@ from edge_runtime.remote import RemoteBundle
 from edge_runtime.trainer import Received, Trainer
 from federation.bundle_files import file_ref
 from federation.errors import OutOfMemory
+from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME
 from federation.messages import Report, decode_task
 from federation.weights import map_weights

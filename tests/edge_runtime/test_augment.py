@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.data import Augmentation, parse_augmentation, shuffled
-from edge_runtime.data.chance import below, sample_bits
+from edge_runtime.data.prng import below, sample_bits
 from federation.errors import InputError
 
 SEEDS = st.integers(0, 2**63 - 1)

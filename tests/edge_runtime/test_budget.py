@@ -14,7 +14,7 @@ from edge_runtime.engine.session import Settings
 from federation.capacity import predicted_memory
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest, read_manifest
-from tests.cli.conftest import run
+from tests.embrace.cli.conftest import run
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,16 @@ def manifest(directory: Path) -> Manifest:
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("64MB", 64_000_000), ("1.5GB", 1_500_000_000), ("256MiB", 256 << 20), ("500000", 500_000), ("2 k", 2000),
-        ("1g", 10**9), ("10 mib", 10 << 20), ("7B", 7),
+        ("64MB", 64_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("256MiB", 256 << 20),
+        ("500000", 500_000),
+        ("2 k", 2000),
+        ("1g", 10**9),
+        ("10 mib", 10 << 20),
+        ("7B", 7),
     ],
-)  # fmt: skip
+)
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
@@ -117,9 +123,15 @@ def test_a_named_boundary_that_does_not_fit_is_answered_with_one_that_does(
     room = predicted_peak(manifest, manifest.boundary("weak"), 32) + 1000
     with pytest.raises(OutOfMemory) as error:
         allow(
-            directory, manifest, batch=32, samples=10, memory=str(idle + room), boundary="strong", work=tmp_path,
+            directory,
+            manifest,
+            batch=32,
+            samples=10,
+            memory=str(idle + room),
+            boundary="strong",
+            work=tmp_path,
             try_out=False,
-        )  # fmt: skip
+        )
     assert "training from 'stem' needs about" in str(error.value)
     assert str(error.value).endswith("--boundary layer3")
 
@@ -137,9 +149,16 @@ def test_little_room_means_low_memory_small_batches_and_a_file(
 
     def plan(memory: str, samples: int, **more: str) -> budget.Allowance:
         return allow(
-            directory, manifest, batch=4, samples=samples, memory=memory, boundary="weak", work=tmp_path,
-            try_out=False, **more,
-        )  # fmt: skip
+            directory,
+            manifest,
+            batch=4,
+            samples=samples,
+            memory=memory,
+            boundary="weak",
+            work=tmp_path,
+            try_out=False,
+            **more,
+        )
 
     wide = plan("1GB", 100)
     assert (wide.settings.profile, wide.plan.folder, wide.plan.batch) == ("fast", None, 64)

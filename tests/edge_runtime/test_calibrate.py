@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench.simulate.torch_engine import TorchEngine
-from bench.simulate.torch_model import build_module, load_vector
 from edge_runtime.calibrate import calibrated
 from edge_runtime.engine.choose import open_step
 from federation.manifest import read_manifest
 from federation.weights import map_weights
+from simulation.torch_engine import TorchEngine
+from simulation.torch_model import build_module, load_vector
 
-SHIPPED = Path(__file__).resolve().parents[2] / "bench" / "demo_bundle" / "model"
+SHIPPED = Path(__file__).resolve().parents[2] / "embrace" / "demo" / "digits" / "model"
 
 
 @pytest.mark.parametrize("engine", ["portable", "torch"])

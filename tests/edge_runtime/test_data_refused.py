@@ -38,109 +38,234 @@ def with_value(value: float) -> np.ndarray:
 
 
 REFUSED: list[tuple[Callable[[], str], Manifest, str]] = [
-    (lambda: write_npz(np.zeros((4, 28, 28, 3), np.uint8), [0] * 4), model((3, 32, 32), name="resnet20"),
-     "data.npz has samples of 28×28×3 (uint8), the model 'resnet20' takes 3×32×32 (float32)"),
-    (lambda: write_npz(np.ones((4, 2), complex), [0] * 4), model((2,)),
-     "data.npz has samples of 2 (complex128), the model 'digits' takes 2 (float32): expected numbers"),
-    (lambda: write_npz(ONES, [0] * 4), model((2,), dtype="int64", vocabulary=5, name="imdb"),
-     "data.npz has samples of 2 (float32), the model 'imdb' takes 2 (int64): expected integers"),
-    (lambda: write_npz(np.array([[4, 4], [0, 5]], np.uint8), [0, 1]),
-     model((2,), dtype="int64", vocabulary=5, name="imdb"),
-     "data.npz: sample 1 has token id 5, the model 'imdb' takes 0 to 4"),
-    (lambda: write_npz(np.array([[4, -4]]), [0]), model((2,), dtype="int64", vocabulary=5),
-     "data.npz: sample 0 has token id -4, the model 'digits' takes 0 to 4"),
-    (lambda: write_npz(np.array([[4, 2**63]], np.uint64), [0]), model((2,), dtype="int64"),
-     "data.npz: sample 0 has the value 9223372036854775808, the model 'digits' takes -9223372036854775808 to "
-     "9223372036854775807"),
-    (lambda: write_npz(with_value(np.nan), [0] * 2000), model((1000,)),
-     "data.npz: sample 1999 has the value nan, the inputs of a model must be finite numbers of type float32"),
-    (lambda: write_npz(with_value(1e300), [0] * 2000), model((1000,)),
-     "data.npz: sample 1999 has the value 1e+300, the inputs of a model must be finite numbers of type float32"),
+    (
+        lambda: write_npz(np.zeros((4, 28, 28, 3), np.uint8), [0] * 4),
+        model((3, 32, 32), name="resnet20"),
+        "data.npz has samples of 28×28×3 (uint8), the model 'resnet20' takes 3×32×32 (float32)",
+    ),
+    (
+        lambda: write_npz(np.ones((4, 2), complex), [0] * 4),
+        model((2,)),
+        "data.npz has samples of 2 (complex128), the model 'digits' takes 2 (float32): expected numbers",
+    ),
+    (
+        lambda: write_npz(ONES, [0] * 4),
+        model((2,), dtype="int64", vocabulary=5, name="imdb"),
+        "data.npz has samples of 2 (float32), the model 'imdb' takes 2 (int64): expected integers",
+    ),
+    (
+        lambda: write_npz(np.array([[4, 4], [0, 5]], np.uint8), [0, 1]),
+        model((2,), dtype="int64", vocabulary=5, name="imdb"),
+        "data.npz: sample 1 has token id 5, the model 'imdb' takes 0 to 4",
+    ),
+    (
+        lambda: write_npz(np.array([[4, -4]]), [0]),
+        model((2,), dtype="int64", vocabulary=5),
+        "data.npz: sample 0 has token id -4, the model 'digits' takes 0 to 4",
+    ),
+    (
+        lambda: write_npz(np.array([[4, 2**63]], np.uint64), [0]),
+        model((2,), dtype="int64"),
+        "data.npz: sample 0 has the value 9223372036854775808, the model 'digits' takes -9223372036854775808 to "
+        "9223372036854775807",
+    ),
+    (
+        lambda: write_npz(with_value(np.nan), [0] * 2000),
+        model((1000,)),
+        "data.npz: sample 1999 has the value nan, the inputs of a model must be finite numbers of type float32",
+    ),
+    (
+        lambda: write_npz(with_value(1e300), [0] * 2000),
+        model((1000,)),
+        "data.npz: sample 1999 has the value 1e+300, the inputs of a model must be finite numbers of type float32",
+    ),
     (lambda: write_npz(ONES, [0, 1, 2]), model((2,)), "data.npz: 4 inputs but 3 labels"),
     (lambda: write_npz(ONES, 0), model((2,)), "data.npz: 4 inputs but no labels"),
     (lambda: write_npz(ONES[:0], []), model((2,)), "data.npz has no samples"),
-    (lambda: write_npz(5, [0]), model((2,)),
-     "data.npz: the inputs are a single number, expected an array whose first axis counts samples"),
-    (lambda: write_npz(ONES, [1, 2, 10, 3]), model((2,)),
-     "data.npz: sample 2 has label 10, the model 'digits' has classes 0 to 9; are the labels counted from 1?"),
-    (lambda: write_npz(ONES, [1, 2, -1, 3]), model((2,)),
-     "data.npz: sample 2 has label -1, the model 'digits' has classes 0 to 9"),
-    (lambda: write_npz(ONES, np.array([1, 2, 3, 300], np.uint16)), model((2,), ignore_index=-100),
-     "data.npz: sample 3 has label 300, the model 'digits' has classes 0 to 9, or -100 for none"),
-    (lambda: write_npz(ONES, [1, 2, 3, 0.5]), model((2,)),
-     "data.npz: sample 3 has label 0.5, the model 'digits' has classes 0 to 9"),
-    (lambda: write_npz(ONES, [1, 2, np.nan, 0]), model((2,)),
-     "data.npz: sample 2 has label nan, the model 'digits' has classes 0 to 9"),
-    (lambda: write_npz(ONES, np.eye(4, 10)), model((2,)),
-     "data.npz has labels of 10 per sample, the model 'digits' takes single numbers (cross_entropy): class numbers, "
-     "not one-hot rows"),
+    (
+        lambda: write_npz(5, [0]),
+        model((2,)),
+        "data.npz: the inputs are a single number, expected an array whose first axis counts samples",
+    ),
+    (
+        lambda: write_npz(ONES, [1, 2, 10, 3]),
+        model((2,)),
+        "data.npz: sample 2 has label 10, the model 'digits' has classes 0 to 9; are the labels counted from 1?",
+    ),
+    (
+        lambda: write_npz(ONES, [1, 2, -1, 3]),
+        model((2,)),
+        "data.npz: sample 2 has label -1, the model 'digits' has classes 0 to 9",
+    ),
+    (
+        lambda: write_npz(ONES, np.array([1, 2, 3, 300], np.uint16)),
+        model((2,), ignore_index=-100),
+        "data.npz: sample 3 has label 300, the model 'digits' has classes 0 to 9, or -100 for none",
+    ),
+    (
+        lambda: write_npz(ONES, [1, 2, 3, 0.5]),
+        model((2,)),
+        "data.npz: sample 3 has label 0.5, the model 'digits' has classes 0 to 9",
+    ),
+    (
+        lambda: write_npz(ONES, [1, 2, np.nan, 0]),
+        model((2,)),
+        "data.npz: sample 2 has label nan, the model 'digits' has classes 0 to 9",
+    ),
+    (
+        lambda: write_npz(ONES, np.eye(4, 10)),
+        model((2,)),
+        "data.npz has labels of 10 per sample, the model 'digits' takes single numbers (cross_entropy): class numbers, "
+        "not one-hot rows",
+    ),
     (lambda: write_npz(ONES, ["a", "b", "c", "d"]), model((2,)), "data.npz has labels of type <U1, expected numbers"),
-    (lambda: write_npz(ONES, [0, 1, 2, 0]), model((2,), 1, loss="bce_with_logits"),
-     "data.npz: sample 2 has label 2, bce_with_logits takes 0 to 1"),
-    (lambda: write_npz(ONES, [0, 1, np.nan, 0]), model((2,), 1, loss="bce_with_logits"),
-     "data.npz: sample 2 has label nan, bce_with_logits takes 0 to 1"),
-    (lambda: write_npz(ONES, [0, 1, 1e300, 0]), model((2,), 1, loss="mse"),
-     "data.npz: sample 2 has label 1e+300, mse takes finite numbers of type float32"),
-    (lambda: write_text("data.csv", "a,b,label\n1,2,0\n3,x,1\n"), model((2,)),
-     "data.csv: line 3, column 2 (b): expected a finite number, got 'x'"),
-    (lambda: write_text("data.csv", "1,2,0\n\n3,,1\n"), model((2,)),
-     "data.csv: line 3, column 2: expected a finite number, got ''"),
-    (lambda: write_text("data.csv", "1,2,0\n3,nan,1\n"), model((2,)),
-     "data.csv: line 2, column 2: expected a finite number, got 'nan'"),
-    (lambda: write_text("data.csv", "1,2,0\n3,1e300,1\n"), model((2,)),
-     "data.csv: line 2, column 2: expected a finite number, got '1e300'"),
-    (lambda: write_text("data.csv", "1,2,0\n3,4.0,1\n"), model((2,), dtype="int64", vocabulary=9),
-     "data.csv: line 2, column 2: expected a whole number, got '4.0'"),
+    (
+        lambda: write_npz(ONES, [0, 1, 2, 0]),
+        model((2,), 1, loss="bce_with_logits"),
+        "data.npz: sample 2 has label 2, bce_with_logits takes 0 to 1",
+    ),
+    (
+        lambda: write_npz(ONES, [0, 1, np.nan, 0]),
+        model((2,), 1, loss="bce_with_logits"),
+        "data.npz: sample 2 has label nan, bce_with_logits takes 0 to 1",
+    ),
+    (
+        lambda: write_npz(ONES, [0, 1, 1e300, 0]),
+        model((2,), 1, loss="mse"),
+        "data.npz: sample 2 has label 1e+300, mse takes finite numbers of type float32",
+    ),
+    (
+        lambda: write_text("data.csv", "a,b,label\n1,2,0\n3,x,1\n"),
+        model((2,)),
+        "data.csv: line 3, column 2 (b): expected a finite number, got 'x'",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,0\n\n3,,1\n"),
+        model((2,)),
+        "data.csv: line 3, column 2: expected a finite number, got ''",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,0\n3,nan,1\n"),
+        model((2,)),
+        "data.csv: line 2, column 2: expected a finite number, got 'nan'",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,0\n3,1e300,1\n"),
+        model((2,)),
+        "data.csv: line 2, column 2: expected a finite number, got '1e300'",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,0\n3,4.0,1\n"),
+        model((2,), dtype="int64", vocabulary=9),
+        "data.csv: line 2, column 2: expected a whole number, got '4.0'",
+    ),
     (lambda: write_text("data.csv", "1,2,0\n3,1\n"), model((2,)), "data.csv: line 2 has 2 columns, expected 3"),
     (lambda: write_text("data.csv", "1,2,0\n3,4,1,9\n"), model((2,)), "data.csv: line 2 has 4 columns, expected 3"),
-    (lambda: write_text("data.csv", "a,b,y\n1,2,3,0\n3,4,5,1\n"), model((2,)),
-     "data.csv: line 2 has 4 columns, expected 3"),
-    (lambda: write_text("data.csv", "1\n2\n"), model((2,)),
-     "data.csv: line 1 has one column, expected features and a label"),
+    (
+        lambda: write_text("data.csv", "a,b,y\n1,2,3,0\n3,4,5,1\n"),
+        model((2,)),
+        "data.csv: line 2 has 4 columns, expected 3",
+    ),
+    (
+        lambda: write_text("data.csv", "1\n2\n"),
+        model((2,)),
+        "data.csv: line 1 has one column, expected features and a label",
+    ),
     (lambda: write_text("data.csv", "\n\n"), model((2,)), "data.csv has no samples"),
     (lambda: write_text("data.csv", "a,b,label\n"), model((2,)), "data.csv has no samples"),
-    (lambda: write_text("data.csv", "1,2,cat\n3,4,7\n"), model((2,)),
-     "data.csv: line 1, column 3: expected a number, got 'cat'"),
-    (lambda: write_text("data.csv", "1,2,cat\n3,4,\n"), model((2,), 2),
-     "data.csv: line 2, column 3: expected a class, got ''"),
-    (lambda: write_text("data.csv", "1,2,cat\n3,4,dog\n"), model((2,), 1, loss="mse"),
-     "data.csv: line 1, column 3: expected a number, got 'cat'"),
-    (lambda: write_text("data.csv", "1,2,cat\n3,4,dog\n"), model((2,), 3, name="pets"),
-     "data.csv has 2 names of classes (cat, dog), the model 'pets' has 3 classes: classes are numbered by the order of "
-     "their names, so all must be there; or write numbers instead of names"),
-    (lambda: write_images({"cat": [grey(0)], "dog": []}), model(classes=3, name="pets"),
-     "photos has 2 sub-folders (cat, dog), the model 'pets' has 3 classes: classes are numbered by the order of their "
-     "names, so all must be there; an empty sub-folder counts as a class"),
-    (lambda: write_images({"cat": [], "dog": []}), model(classes=2),
-     "photos has no images: its sub-folders have no files ending in .bmp .gif .jpeg .jpg .png .ppm .webp"),
-    (lambda: write_images({"cat": [grey(0)]}), model((784,)),
-     "photos has images, the model 'digits' takes 784 (float32): expected 1×H×W or 3×H×W of floats"),
-    (lambda: write_images({"cat": [grey(0)]}), model(loss="mse"),
-     "photos: sub-folders name classes, but a label of the model 'digits' is 10 (mse)"),
-    (lambda: write_text("data.npy", ""), model(),
-     "cannot tell what 'data.npy' is: expected FILE.npz, FILE.csv, FILE.py:NAME or a folder with one "
-     "sub-folder of images per class"),
+    (
+        lambda: write_text("data.csv", "1,2,cat\n3,4,7\n"),
+        model((2,)),
+        "data.csv: line 1, column 3: expected a number, got 'cat'",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,cat\n3,4,\n"),
+        model((2,), 2),
+        "data.csv: line 2, column 3: expected a class, got ''",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,cat\n3,4,dog\n"),
+        model((2,), 1, loss="mse"),
+        "data.csv: line 1, column 3: expected a number, got 'cat'",
+    ),
+    (
+        lambda: write_text("data.csv", "1,2,cat\n3,4,dog\n"),
+        model((2,), 3, name="pets"),
+        "data.csv has 2 names of classes (cat, dog), the model 'pets' has 3 classes: classes are "
+        "numbered by the order of "
+        "their names, so all must be there; or write numbers instead of names",
+    ),
+    (
+        lambda: write_images({"cat": [grey(0)], "dog": []}),
+        model(classes=3, name="pets"),
+        "photos has 2 sub-folders (cat, dog), the model 'pets' has 3 classes: classes are numbered by "
+        "the order of their "
+        "names, so all must be there; an empty sub-folder counts as a class",
+    ),
+    (
+        lambda: write_images({"cat": [], "dog": []}),
+        model(classes=2),
+        "photos has no images: its sub-folders have no files ending in .bmp .gif .jpeg .jpg .png .ppm .webp",
+    ),
+    (
+        lambda: write_images({"cat": [grey(0)]}),
+        model((784,)),
+        "photos has images, the model 'digits' takes 784 (float32): expected 1×H×W or 3×H×W of floats",
+    ),
+    (
+        lambda: write_images({"cat": [grey(0)]}),
+        model(loss="mse"),
+        "photos: sub-folders name classes, but a label of the model 'digits' is 10 (mse)",
+    ),
+    (
+        lambda: write_text("data.npy", ""),
+        model(),
+        "cannot tell what 'data.npy' is: expected FILE.npz, FILE.csv, FILE.py:NAME or a folder with one "
+        "sub-folder of images per class",
+    ),
     (lambda: "data.npz", model(), "no such file: data.npz"),
     (lambda: "photos", model(), "no such file: photos"),
     (lambda: "mine.py:load", model(), "no such file: mine.py"),
     (lambda: write_text("mine.py", "def f(): pass") + ":load", model(), "mine.py has no 'load'; it has: f"),
-    (lambda: write_text("mine.py", "import nothing_like_it") + ":load", model(),
-     "mine.py cannot be imported: ModuleNotFoundError: No module named 'nothing_like_it'"),
-    (lambda: write_text("mine.py", "def load():\n    raise OSError('the disk\\nis gone')") + ":load", model(),
-     "mine.py:load failed: OSError: the disk is gone"),
-    (lambda: write_text("mine.py", "def load(): return 5") + ":load", model(),
-     "mine.py:load: expected (x, y), a mapping with x and y, or batches of them, got int"),
-    (lambda: write_text("mine.py", "load = {'a': 1, 'y': 2}") + ":load", model(),
-     "mine.py:load: expected x and y (or x_train and y_train, data and target, images and labels), got a mapping with "
-     "a, y"),
+    (
+        lambda: write_text("mine.py", "import nothing_like_it") + ":load",
+        model(),
+        "mine.py cannot be imported: ModuleNotFoundError: No module named 'nothing_like_it'",
+    ),
+    (
+        lambda: write_text("mine.py", "def load():\n    raise OSError('the disk\\nis gone')") + ":load",
+        model(),
+        "mine.py:load failed: OSError: the disk is gone",
+    ),
+    (
+        lambda: write_text("mine.py", "def load(): return 5") + ":load",
+        model(),
+        "mine.py:load: expected (x, y), a mapping with x and y, or batches of them, got int",
+    ),
+    (
+        lambda: write_text("mine.py", "load = {'a': 1, 'y': 2}") + ":load",
+        model(),
+        "mine.py:load: expected x and y (or x_train and y_train, data and target, images and labels), "
+        "got a mapping with "
+        "a, y",
+    ),
     (lambda: write_text("mine.py", "load = []") + ":load", model(), "mine.py:load has no samples"),
-    (lambda: write_text("mine.py", "load = [1, 2, 3]") + ":load", model(),
-     "mine.py:load: batch 0 is int, expected (x, y)"),
-    (lambda: write_text("mine.py", "load = [([[1]], [0]), ([[1.5]], [0]), ([[1]], [0])]") + ":load", model(),
-     "mine.py:load: batch 1 has inputs of 1 (float64), the first batch of 1 (int64)"),
-    (lambda: write_text("mine.py", "load = [([[1]], [0, 1]), ()]") + ":load", model(),
-     "mine.py:load: batch 0 has 1 inputs but 2 labels"),
-]  # fmt: skip
+    (
+        lambda: write_text("mine.py", "load = [1, 2, 3]") + ":load",
+        model(),
+        "mine.py:load: batch 0 is int, expected (x, y)",
+    ),
+    (
+        lambda: write_text("mine.py", "load = [([[1]], [0]), ([[1.5]], [0]), ([[1]], [0])]") + ":load",
+        model(),
+        "mine.py:load: batch 1 has inputs of 1 (float64), the first batch of 1 (int64)",
+    ),
+    (
+        lambda: write_text("mine.py", "load = [([[1]], [0, 1]), ()]") + ":load",
+        model(),
+        "mine.py:load: batch 0 has 1 inputs but 2 labels",
+    ),
+]
 
 
 @pytest.mark.parametrize(("write", "manifest", "message"), REFUSED, ids=lambda value: "" if callable(value) else None)

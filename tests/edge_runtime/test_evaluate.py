@@ -1,4 +1,4 @@
-"""Evaluation: where it cannot work it says so. (What it computes: tests/cli/test_train.py and test_forward.py.)"""
+"""Evaluation: where it cannot work it says so. What it computes is in tests/embrace/cli/test_train.py."""
 
 from __future__ import annotations
 

@@ -39,9 +39,22 @@ def made_of(sizes: list[int]) -> Manifest:
         for i, n in enumerate(sizes)
     )
     return Manifest(
-        version=1, name="m", source=Source("zoo", "m"), opset=18, loss=Loss("mse"), input=spec, labels=spec,
-        output=spec, vocabulary=None, batch=1, uses_seed=False, layers=layers, boundaries=(), tiers={}, weights=FILE,
-    )  # fmt: skip
+        version=1,
+        name="m",
+        source=Source("zoo", "m"),
+        opset=18,
+        loss=Loss("mse"),
+        input=spec,
+        labels=spec,
+        output=spec,
+        vocabulary=None,
+        batch=1,
+        uses_seed=False,
+        layers=layers,
+        boundaries=(),
+        tiers={},
+        weights=FILE,
+    )
 
 
 @given(
@@ -66,7 +79,7 @@ def frozen(bundle: Bundle, stop: int, x: np.ndarray, plan: ForwardPlan, settings
     source = source or BundleSource(bundle.directory, bundle.manifest)
     return store_activations(
         source, range(stop), lambda a, b: x[a:b], len(x), plan, settings or Settings(), Stopwatch()
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
@@ -122,9 +135,15 @@ def test_no_more_than_one_group_is_loaded_and_one_fetched(digits, images, memory
     parts = groups(digits.manifest, 0, 5, memory, "fast")
     assert [len(part) for part in parts] == expected
     store_activations(
-        source, range(5), lambda a, b: images[0][a:b], 10, ForwardPlan(4, memory), Settings(), Stopwatch(),
+        source,
+        range(5),
+        lambda a, b: images[0][a:b],
+        10,
+        ForwardPlan(4, memory),
+        Settings(),
+        Stopwatch(),
         lambda name, done, total: sizes.append(len(CountedLayer.alive)),
-    )  # fmt: skip
+    )
     assert sizes == [size for size in expected for _ in range(3)]  # three batches for each group
     assert source.alive == [0] * 5, "a session outlived its group"
     assert source.fetched == [layer for what, layer in source.events if what == "release"] == [0, 1, 2, 3, 4]
@@ -158,7 +177,7 @@ def test_the_next_layer_is_fetched_while_this_one_is_computed(digits, images):
     watch = Stopwatch()
     store_activations(
         source, range(4), lambda a, b: images[0][a:b], 10, ForwardPlan(10, ONE_BY_ONE), Settings(), watch, computing
-    )  # fmt: skip
+    )
     assert source.fetched == [0, 1, 2, 3]
     assert watch.hidden_download > 0
 
@@ -166,9 +185,15 @@ def test_the_next_layer_is_fetched_while_this_one_is_computed(digits, images):
 def test_progress_goes_up_to_the_end(digits, images):
     seen = []
     store_activations(
-        BundleSource(digits.directory, digits.manifest), range(4), lambda a, b: images[0][a:b], 10,
-        ForwardPlan(4, ONE_BY_ONE), Settings(), Stopwatch(), lambda *progress: seen.append(progress),
-    )  # fmt: skip
+        BundleSource(digits.directory, digits.manifest),
+        range(4),
+        lambda a, b: images[0][a:b],
+        10,
+        ForwardPlan(4, ONE_BY_ONE),
+        Settings(),
+        Stopwatch(),
+        lambda *progress: seen.append(progress),
+    )
     done = [part for _, part, _ in seen]
     assert done == sorted(done) and done[-1] == 40 and {total for *_, total in seen} == {40}
 
@@ -228,9 +253,7 @@ def test_inputs_that_fail_in_a_later_batch_leave_nothing(digits, images, tmp_pat
 
     source = BundleSource(digits.directory, digits.manifest)
     with pytest.raises(OSError, match="the data went away"):
-        store_activations(
-            source, range(2), inputs, 20, ForwardPlan(8, folder=tmp_path), Settings(), Stopwatch()
-        )  # fmt: skip
+        store_activations(source, range(2), inputs, 20, ForwardPlan(8, folder=tmp_path), Settings(), Stopwatch())
     check_nothing_is_left(tmp_path)
 
 

@@ -88,12 +88,24 @@ def test_a_narrow_boundary_is_measured(narrowed):
 
 def test_one_device_alone_does_not_train_a_part_of_the_channels(narrowed, samples, tmp_path):
     allowance = allow(
-        narrowed.directory, narrowed.manifest, batch=8, samples=10, memory=_room("500MB"), boundary="conv1@0.2",
-        work=tmp_path, try_out=False,
-    )  # fmt: skip
+        narrowed.directory,
+        narrowed.manifest,
+        batch=8,
+        samples=10,
+        memory=_room("500MB"),
+        boundary="conv1@0.2",
+        work=tmp_path,
+        try_out=False,
+    )
     settled = Settled(Task("conv1@0.2", 1, 8, 0.1), parse_schedule("0.1"))
     with pytest.raises(InputError, match=r"'conv1@0.2' has a part of the channels"):
         fine_tune(
-            narrowed.directory, narrowed.manifest, samples, None, settled, allowance,
-            num_rounds=1, checkpoint=tmp_path / "c",
-        )  # fmt: skip
+            narrowed.directory,
+            narrowed.manifest,
+            samples,
+            None,
+            settled,
+            allowance,
+            num_rounds=1,
+            checkpoint=tmp_path / "c",
+        )

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from federation.manifest import Manifest, read_manifest
-from tests.cli.conftest import run
+from tests.embrace.cli.conftest import run
 from tests.stock_python import ROOT, STOCK_PYTHON, needs_stock_python
 
 pytestmark = needs_stock_python
@@ -38,12 +38,12 @@ def wide():
 CHILD = f"""
 import resource, sys
 sys.path.insert(0, {str(ROOT)!r})
-import cli.main, edge_runtime.fine_tune, edge_runtime.trained_bundle
+import embrace.cli.main, edge_runtime.fine_tune, edge_runtime.trained_bundle
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 data, anonymous = (int(status[key].split()[0]) * 1024 for key in ("VmData", "RssAnon"))
 limit = data - anonymous + {BUDGET} + {RESERVED}
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-cli.main.main(sys.argv[1:])
+embrace.cli.main.main(sys.argv[1:])
 """
 
 

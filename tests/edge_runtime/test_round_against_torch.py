@@ -47,9 +47,7 @@ def torch_round(bundle: Bundle, boundary: str, samples: Samples, task: Task) -> 
         loss = torch.nn.functional.cross_entropy(module(x), labels)
         loss.backward()
         result.losses.append(loss.item())
-        result.gradients.append(
-            {n: p.grad.numpy().copy() for n, p in module.named_parameters() if p.grad is not None}
-        )  # fmt: skip
+        result.gradients.append({n: p.grad.numpy().copy() for n, p in module.named_parameters() if p.grad is not None})
         optimiser.step()
         result.states.append({n: v.numpy().copy() for n, v in module.state_dict().items()})
     return result

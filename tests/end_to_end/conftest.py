@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench.simulate.run import open_job
+from simulation.run import open_job
 from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text
 from tests.live_server import live_server
 

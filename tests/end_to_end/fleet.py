@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.simulate.pool import Arrays, Job
-from bench.simulate.pool import Plan as WorkPlan
-from bench.simulate.run import Options, Simulation, open_job
-from bench.simulate.scene import Scene, SimulatedDevice
 from coordinator.admin_client import AdminClient
 from edge_runtime.agent import Agent, Device
 from edge_runtime.client import Client
@@ -29,6 +25,10 @@ from federation.manifest import read_manifest
 from federation.messages import Report
 from federation.space import Vector
 from federation.weights import map_weights
+from simulation.fleet import Scene, SimulatedDevice
+from simulation.pool import Arrays, Job
+from simulation.pool import Plan as WorkPlan
+from simulation.run import Options, Simulation, open_job
 
 SEED = 3
 PATIENCE = 120.0  # seconds until a job that should be done is given up

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.kept import KeptFiles
+from edge_runtime.device_state import KeptFiles
 from edge_runtime.participant import RECEIVED, Kept
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import job_text, simulate

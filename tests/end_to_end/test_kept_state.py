@@ -15,22 +15,25 @@ from typing import Any
 
 import pytest
 
-from bench.simulate.run import Options, Simulation, open_job
-from bench.simulate.scene import Scene
 from coordinator.store.files import Files
-from edge_runtime import state
-from edge_runtime.kept import KeptFiles
+from edge_runtime import state_file as state
+from edge_runtime.device_state import KeptFiles
 from edge_runtime.participant import Kept
 from federation.space import Vector
+from simulation.fleet import Scene
+from simulation.run import Options, Simulation, open_job
 from tests.coordinator.harness import ROOT, Site, serving
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, InProcess, at_work, enrol, job_text, read_weights, simulate
 
 # Weights, momenta and control variates of its own.
 BUSY = job_text(
-    "scaffold", 6, "[sync]\nrule = 'fedlama'\n", steps=2,
+    "scaffold",
+    6,
+    "[sync]\nrule = 'fedlama'\n",
+    steps=2,
     rules="[{ rule = 'control_variate' }, { rule = 'momentum', factor = 0.5, between = 'keep' }]",
-)  # fmt: skip
+)
 NAME = "device-0000"
 
 
@@ -61,7 +64,7 @@ POINTS = ("saved", "acknowledged")
 _AGENT = """
 import os, signal, sys
 from edge_runtime.client import Client
-from edge_runtime.kept import KeptFiles
+from edge_runtime.device_state import KeptFiles
 from tests.end_to_end.fleet import device_of, make_agent
 
 url, token, folder, name, tier, point, times = sys.argv[1:]
@@ -186,7 +189,7 @@ REPLACED = {
         job_text("partial_averaging", 22, f"[sync]\nrule = 'rotating'\nparts = 2\nredistribute = 'averaged'\n{FOUR}"),
         5,
     ),
-}  # fmt: skip
+}
 
 
 def simulate_leaving(scene: Scene, folder: Path, device: str, after: int) -> Vector:

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.simulate.run import open_job
-from bench.simulate.scene import Scene
 from coordinator.admin_client import AdminClient
 from coordinator.store.files import Files
 from federation.space import Vector
+from simulation.fleet import Scene
+from simulation.run import open_job
 from tests.coordinator.harness import end_process, serving, start_server
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import PATIENCE, Fleet, at_work, enrol, job_text, simulate

@@ -61,8 +61,6 @@ def test_combinations(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", HANDED_ON)
-def test_partial_averaging_with_another_cohort(
-    name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path
-) -> None:
+def test_partial_averaging_with_another_cohort(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
     sync = f"[sync]\nrule = 'rotating'\nparts = 2\nredistribute = '{HANDED_ON[name]}'\n"
     check_both(job_text("partial_averaging", 22, SOME + sync), write_job, fleet, tmp_path)

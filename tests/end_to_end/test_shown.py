@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.cli.conftest import run
+from tests.embrace.cli.conftest import run
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, job_text, read_weights
 

@@ -27,6 +27,19 @@ BOUNDARIES = (
     QUARTER,
 )
 MODEL = Manifest(
-    1, "x", Source("zoo", "x"), 18, Loss("mse"), SPEC, SPEC, SPEC, None, 2, False, LAYERS, BOUNDARIES,
-    {"strong": "stem", "moderate": "middle", "weak": "head"}, FILE,
-)  # fmt: skip
+    1,
+    "x",
+    Source("zoo", "x"),
+    18,
+    Loss("mse"),
+    SPEC,
+    SPEC,
+    SPEC,
+    None,
+    2,
+    False,
+    LAYERS,
+    BOUNDARIES,
+    {"strong": "stem", "moderate": "middle", "weak": "head"},
+    FILE,
+)

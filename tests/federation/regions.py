@@ -51,9 +51,7 @@ def spaces(draw: st.DrawFn) -> ParameterSpace:
         shapes = draw(st.lists(SHAPE, max_size=3))
         weights = draw(st.integers(0, len(shapes)))
         kinds: list[Kind] = ["weight"] * weights + ["statistic"] * (len(shapes) - weights)
-        layers.append(
-            [Parameter(f"p{index}.{n}", kind, shape) for n, (kind, shape) in enumerate(zip(kinds, shapes))]
-        )
+        layers.append([Parameter(f"p{index}.{n}", kind, shape) for n, (kind, shape) in enumerate(zip(kinds, shapes))])
     return ParameterSpace(layers)
 
 

@@ -83,9 +83,12 @@ def exact(space: ParameterSpace, updates: Iterable[Update]) -> list[Exact]:
             term = weight / length * Fraction(float(value))
             old = found[place]
             found[place] = Exact(
-                old.count + 1, old.weight + weight, old.lengths + weight * length, old.total + term,
+                old.count + 1,
+                old.weight + weight,
+                old.lengths + weight * length,
+                old.total + term,
                 old.size + abs(term),
-            )  # fmt: skip
+            )
     return found
 
 

@@ -16,9 +16,7 @@ LAYERS = (
 )
 BOUNDARIES = (Boundary("a", 0, None, 70, FILE, ()), Boundary("b", 1, None, 20, FILE, ()))
 LOSS = Loss("mse")
-MODEL = Manifest(
-    1, "x", Source("zoo", "x"), 18, LOSS, SPEC, SPEC, SPEC, None, 2, False, LAYERS, BOUNDARIES, {}, FILE
-)  # fmt: skip
+MODEL = Manifest(1, "x", Source("zoo", "x"), 18, LOSS, SPEC, SPEC, SPEC, None, 2, False, LAYERS, BOUNDARIES, {}, FILE)
 
 
 def test_capacity_is_relative_to_training_everything() -> None:

@@ -36,9 +36,22 @@ STRONG, SHORT, MODERATE, WEAK = BOUNDARIES = (
     Boundary("head", 3, None, 100, None, (FILE,)),
 )
 MODEL = Manifest(
-    1, "x", Source("zoo", "x"), 18, Loss("mse"), SPEC, SPEC, SPEC, None, 2, False, LAYERS, BOUNDARIES,
-    {"strong": "stem", "weak": "head"}, FILE,
-)  # fmt: skip
+    1,
+    "x",
+    Source("zoo", "x"),
+    18,
+    Loss("mse"),
+    SPEC,
+    SPEC,
+    SPEC,
+    None,
+    2,
+    False,
+    LAYERS,
+    BOUNDARIES,
+    {"strong": "stem", "weak": "head"},
+    FILE,
+)
 BOTH = ("portable", "ort-training")
 
 

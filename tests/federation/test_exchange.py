@@ -99,12 +99,18 @@ def test_an_exchange_survives_the_way_to_the_device_and_an_old_task_has_the_defa
         ((Momentum(0.9, between="average"),), Average(), ("momentum",), ("momentum",), False, False),
         ((ControlVariate(),), Average(), ("control",), ("control",), True, False),
         ((ControlVariate("own"),), Average(), (), (), True, False),
-        ((ControlVariate(), Momentum(0.9, between="average")), Adam(), ("control", "momentum"),
-         ("first_moment", "second_moment", "control", "momentum"), True, False),
+        (
+            (ControlVariate(), Momentum(0.9, between="average")),
+            Adam(),
+            ("control", "momentum"),
+            ("first_moment", "second_moment", "control", "momentum"),
+            True,
+            False,
+        ),
         ((ServerMomentum(0.9, "before"),), ServerHeavyBall(), (), ("server_momentum",), True, True),
         ((ServerMomentum(0.0, "before"),), ServerHeavyBall(), (), ("server_momentum",), False, False),
     ],
-)  # fmt: skip
+)
 def test_what_a_choice_needs(
     rules: tuple[LocalRule, ...], serve: Any, tracks: Any, vectors: Any, keeps: bool, fuses: bool
 ) -> None:
@@ -113,9 +119,13 @@ def test_what_a_choice_needs(
     assert (algorithm.keeps_state, algorithm.fuses) == (keeps, fuses)
     first = algorithm.first_vectors(3)
     assert first.keys() == set(vectors) and all(v.dtype == np.float32 for v in first.values())
-    assert not keeps or algorithm.exchange(
-        When(3), Facts(first_facts(algorithm.sync, MODEL.space)), steps=1, last=(2, "t")
-    ).last_task == "t"
+    assert (
+        not keeps
+        or algorithm.exchange(
+            When(3), Facts(first_facts(algorithm.sync, MODEL.space)), steps=1, last=(2, "t")
+        ).last_task
+        == "t"
+    )
 
 
 def test_domo_is_told_the_scale_of_the_servers_last_move() -> None:

@@ -244,8 +244,12 @@ def test_statistics_are_replaced_and_no_rule_touches_them(last: LocalRule) -> No
     assert not step.update()[neither].any()
     # The weights go the way they go without statistics between them.
     alone = np.r_[0:10, 14:30]
-    expected = work([*EVERY_RULE[:-1], last], GRADIENTS[:, alone], x=draw(N)[alone],
-                    **{name: vector[alone] for name, vector in vectors(N).items()})  # fmt: skip
+    expected = work(
+        [*EVERY_RULE[:-1], last],
+        GRADIENTS[:, alone],
+        x=draw(N)[alone],
+        **{name: vector[alone] for name, vector in vectors(N).items()},
+    )
     assert np.array_equal(step.x[alone], expected.x)
     assert np.array_equal(step.update()[alone], expected.update())
 

@@ -81,9 +81,12 @@ def test_counts() -> None:
     assert [it.statistics_from(i) for i in range(3)] == [4, 0, 0]
     assert it.space.size == 28
     assert [f.name for f in it.files()] == [
-        "weights.safetensors", "forward.one.onnx", "forward.two.onnx",
-        "train.00-one.onnx", "ort_training/00-one/checkpoint",
-    ]  # fmt: skip
+        "weights.safetensors",
+        "forward.one.onnx",
+        "forward.two.onnx",
+        "train.00-one.onnx",
+        "ort_training/00-one/checkpoint",
+    ]
 
 
 def test_a_boundary_is_found_by_name_and_by_tier() -> None:
@@ -180,9 +183,7 @@ def test_reading_a_directory(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-NARROW = Boundary(
-    "one@0.5", 0, None, 4, ref("train.00-one@0.5.onnx"), (), 0.5, (((2, 3), (2,)), ((3, 2),))
-)  # fmt: skip
+NARROW = Boundary("one@0.5", 0, None, 4, ref("train.00-one@0.5.onnx"), (), 0.5, (((2, 3), (2,)), ((3, 2),)))
 
 
 def with_narrow(boundary: Boundary = NARROW) -> Manifest:
@@ -194,8 +195,10 @@ def test_a_narrow_boundary_has_a_space_of_its_own() -> None:
     assert loads(dumps(it)) == it
     narrow = it.boundary("one@0.5")
     assert [(p.name, p.kind, p.shape) for p in narrow.space(it)] == [
-        ("one.w", "weight", (2, 3)), ("one.mean", "statistic", (2,)), ("two.w", "weight", (3, 2)),
-    ]  # fmt: skip
+        ("one.w", "weight", (2, 3)),
+        ("one.mean", "statistic", (2,)),
+        ("two.w", "weight", (3, 2)),
+    ]
     assert all(boundary.space(it) == it.space for boundary in manifest().boundaries)
     assert [boundary.whole for boundary in it.boundaries] == [True, False, False]
     assert (it.weights_of(narrow), it.statistics_of(narrow)) == (12, 2)

@@ -34,9 +34,11 @@ def test_cross_entropy_is_pytorchs(shape, smoothing, ignore):
     outputs, labels = made(shape, shape[1], 0, ignore)
     found = score(Loss("cross_entropy", smoothing, ignore), outputs, labels)
     expected = torch.nn.functional.cross_entropy(
-        torch.from_numpy(outputs).double(), torch.from_numpy(labels), label_smoothing=smoothing,
+        torch.from_numpy(outputs).double(),
+        torch.from_numpy(labels),
+        label_smoothing=smoothing,
         ignore_index=-100 if ignore is None else ignore,
-    )  # fmt: skip
+    )
     assert found.mean_loss == pytest.approx(expected.item(), rel=1e-12)
     counted = labels != ignore if ignore is not None else np.ones_like(labels, bool)
     assert found.counted == counted.sum()

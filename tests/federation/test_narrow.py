@@ -40,10 +40,15 @@ def test_corners_are_views() -> None:
 @pytest.mark.parametrize(
     ("narrow", "wide", "good"),
     [
-        ((2, 3), (4, 3), True), ((), (), True), ((0,), (0,), True), ((0,), (4,), False), ((5,), (4,), False),
-        ((2, 2, 3), (2, 2, 4), False), ((2,), (2, 1), False),
+        ((2, 3), (4, 3), True),
+        ((), (), True),
+        ((0,), (0,), True),
+        ((0,), (4,), False),
+        ((5,), (4,), False),
+        ((2, 2, 3), (2, 2, 4), False),
+        ((2,), (2, 1), False),
     ],
-)  # fmt: skip
+)
 def test_what_may_be_a_corner(narrow: tuple[int, ...], wide: tuple[int, ...], good: bool) -> None:
     assert fits(narrow, wide) is good
 

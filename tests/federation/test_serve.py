@@ -30,8 +30,12 @@ SPACE = ParameterSpace(
 )
 FACTS = RoundFacts(0.1)
 RULES: list[ServeRule] = [
-    Average(0.5), ServerHeavyBall(0.9, 0.7), Adam(0.1), Yogi(0.1, 0.8, 0.95, 0.01), Adagrad(0.1, initial=0.5),
-]  # fmt: skip
+    Average(0.5),
+    ServerHeavyBall(0.9, 0.7),
+    Adam(0.1),
+    Yogi(0.1, 0.8, 0.95, 0.01),
+    Adagrad(0.1, initial=0.5),
+]
 
 
 def total_of(rows: list[tuple[Region, Vector, float]]) -> Accumulator:
@@ -89,9 +93,13 @@ def test_statistics_are_the_mean_of_what_devices_saw(
 
 @pytest.mark.parametrize(("kind", "rule"), [("adam", Adam), ("yogi", Yogi), ("adagrad", Adagrad)])
 @given(
-    seed=st.integers(0, 1000), rate=st.floats(1e-3, 1), beta1=st.floats(0, 0.99), beta2=st.floats(0, 1),
-    tau=st.floats(1e-4, 0.1), initial=st.none() | st.floats(0, 1),
-)  # fmt: skip
+    seed=st.integers(0, 1000),
+    rate=st.floats(1e-3, 1),
+    beta1=st.floats(0, 0.99),
+    beta2=st.floats(0, 1),
+    tau=st.floats(1e-4, 0.1),
+    initial=st.none() | st.floats(0, 1),
+)
 @settings(max_examples=40, deadline=None)
 def test_adaptive_servers_against_the_listing(
     kind: str, rule: type[Adam], seed: int, rate: float, beta1: float, beta2: float, tau: float, initial: float | None
@@ -100,9 +108,18 @@ def test_adaptive_servers_against_the_listing(
     deltas = np.random.default_rng(seed).normal(size=(4, 6))
     start = [{"w": np.random.default_rng(seed + 1).normal(size=6)}]
     rounds = fedopt.run(
-        kind, start, lambda device, model, step: [{"w": -deltas[step]}], [[0]] * 4, 1, 1.0, rate, beta1, beta2, tau,
+        kind,
+        start,
+        lambda device, model, step: [{"w": -deltas[step]}],
+        [[0]] * 4,
+        1,
+        1.0,
+        rate,
+        beta1,
+        beta2,
+        tau,
         initial,
-    )  # fmt: skip
+    )
     made = rule(rate, beta1, beta2, tau, initial)
     x, state = start[0]["w"].copy(), {name: np.full(6, made.first(name)) for name in made.vectors}
     for delta, expected in zip(deltas, rounds):

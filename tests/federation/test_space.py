@@ -34,8 +34,11 @@ def test_views_share_memory(space: ParameterSpace) -> None:
     vector = np.zeros(space.size, np.float32)
     views = space.views(vector)
     assert {name: view.shape for name, view in views.items()} == {
-        "z.weight": (2, 3), "z.mean": (3,), "a.weight": (4,), "a.scale": (),
-    }  # fmt: skip
+        "z.weight": (2, 3),
+        "z.mean": (3,),
+        "a.weight": (4,),
+        "a.scale": (),
+    }
     views["a.weight"][2] = 7
     assert vector[11] == 7
 

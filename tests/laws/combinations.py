@@ -22,28 +22,29 @@ def combinations(count: int) -> settings:
 
 
 def _table(**choices: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({key: value if isinstance(value, st.SearchStrategy) else st.just(value)
-                                  for key, value in choices.items()})  # fmt: skip
+    return st.fixed_dictionaries(
+        {key: value if isinstance(value, st.SearchStrategy) else st.just(value) for key, value in choices.items()}
+    )
 
 
 SYNC = st.one_of(
     st.just({"rule": "all"}),
     _table(
-        rule="rotating", parts=st.integers(1, 4), by=st.sampled_from(["layer", "channel"]),
+        rule="rotating",
+        parts=st.integers(1, 4),
+        by=st.sampled_from(["layer", "channel"]),
         redistribute=st.sampled_from(["local", "averaged"]),
     ),
     _table(rule="fedlama", factor=st.integers(1, 3), accelerate=st.booleans()),
     _table(rule="one_part", part=st.sampled_from(["first_half", "second_half", "half_of_channels", "none"])),
-)  # fmt: skip
+)
 RULES = (
     _table(rule="weight_decay", factor=0.01),
     _table(rule="proximal", mu=0.3),
     _table(rule="control_variate", origin=st.sampled_from(["exchanged", "own"])),
-    _table(
-        rule="momentum", factor=0.5, nesterov=st.booleans(), between=st.sampled_from(["reset", "keep", "average"])
-    ),
+    _table(rule="momentum", factor=0.5, nesterov=st.booleans(), between=st.sampled_from(["reset", "keep", "average"])),
     _table(rule="server_momentum", beta=0.4, when=st.sampled_from(["before", "every_step"])),
-)  # fmt: skip
+)
 SERVE = st.one_of(
     _table(rule="average", rate=st.sampled_from([1.0, 0.7])),
     _table(rule="momentum", factor=0.6, rate=st.sampled_from([1.0, 0.7])),
@@ -51,7 +52,7 @@ SERVE = st.one_of(
 )
 COMBINING = st.one_of(
     st.just({}), st.just({}), st.just({"clip_norm": 0.5}), st.just({"devices": 4}), st.just({"combine": "median"})
-)  # fmt: skip
+)
 PARTICIPATE = st.one_of(
     st.just({}),
     _table(count=st.integers(1, 4), balance=st.booleans()),
@@ -73,13 +74,20 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 9)) == 0:
         rules = rules[::-1]
     return {
-        "num_rounds": ROUNDS, "seed": draw(st.integers(0, 999)), "participate": draw(PARTICIPATE),
-        "cover": {"rule": draw(st.sampled_from(COVERS)), "tiers": TIERS}, "sync": draw(SYNC),
-        "local": {"batch": 4, "rate": draw(st.sampled_from(["0.1", "0.1/2@2", "0.1 warmup 3"])), "rules": rules,
-                  **draw(LENGTH)},
+        "num_rounds": ROUNDS,
+        "seed": draw(st.integers(0, 999)),
+        "participate": draw(PARTICIPATE),
+        "cover": {"rule": draw(st.sampled_from(COVERS)), "tiers": TIERS},
+        "sync": draw(SYNC),
+        "local": {
+            "batch": 4,
+            "rate": draw(st.sampled_from(["0.1", "0.1/2@2", "0.1 warmup 3"])),
+            "rules": rules,
+            **draw(LENGTH),
+        },
         "weigh": {"by": draw(st.sampled_from(["uniform", "samples"])), "normalise": draw(st.booleans())},
         "serve": {**draw(SERVE), **draw(COMBINING)},
-    }  # fmt: skip
+    }
 
 
 @contextmanager

@@ -32,9 +32,13 @@ def preset_job(name: str) -> dict[str, Any]:
     sync = {"sync": {"parts": 3}} if name == "partial_averaging" else {}
     steps = {} if name == "partial_averaging" else {"steps": 2}
     return {
-        "algorithm": name, "num_rounds": ROUNDS, "local": {"rate": "0.1/2@2", **steps}, "cover": {"tiers": TIERS},
-        "participate": {"count": 3, "balance": False}, **sync,
-    }  # fmt: skip
+        "algorithm": name,
+        "num_rounds": ROUNDS,
+        "local": {"rate": "0.1/2@2", **steps},
+        "cover": {"tiers": TIERS},
+        "participate": {"count": 3, "balance": False},
+        **sync,
+    }
 
 
 def assert_same(one: list[Round], other: list[Round]) -> None:

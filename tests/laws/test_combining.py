@@ -51,13 +51,14 @@ def jobs(draw):
     serve = draw(st.sampled_from(list(SERVE)))
     local = {"rate": str(RATE), "batch": 4, "rules": [*rules, *([{"rule": "control_variate"}] if control else [])]}
     return {
-        "num_rounds": ROUNDS, "seed": draw(st.integers(0, 1000)),
+        "num_rounds": ROUNDS,
+        "seed": draw(st.integers(0, 1000)),
         "local": {**local, **(draw(st.sampled_from([{"epochs": 1}, {"steps": 3}])))},
         "weigh": {"by": "uniform" if weigh == "uniform" else "samples", "normalise": weigh == "fednova"},
         "serve": {**SERVE[serve], "devices": PROBLEM.devices},
         "cover": {"rule": draw(st.sampled_from(["output_side", "width"])), "tiers": TIERS},
         "participate": {"count": draw(st.integers(1, 4)), "balance": False},
-    }  # fmt: skip
+    }
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -76,11 +77,17 @@ def test_combined_rules_on_what_a_device_did_not_train(job, tiers):
         trained[int(seat.device)] = fleet.model(mask)
     serve, rules = job["serve"], {rule["rule"]: rule for rule in job["local"]["rules"]}
     of = combined.Rules(
-        weigh="fednova" if job["weigh"]["normalise"] else job["weigh"]["by"], serve=serve["rule"],
-        control="control_variate" in rules, proximal=rules.get("proximal", {}).get("mu", 0.0), local_rate=RATE,
-        server_rate=serve["rate"], momentum=serve.get("factor", 0.0), beta1=serve.get("beta1", 0.0),
-        beta2=serve.get("beta2", 0.0), tau=serve.get("tau", 0.0),
-    )  # fmt: skip
+        weigh="fednova" if job["weigh"]["normalise"] else job["weigh"]["by"],
+        serve=serve["rule"],
+        control="control_variate" in rules,
+        proximal=rules.get("proximal", {}).get("mu", 0.0),
+        local_rate=RATE,
+        server_rate=serve["rate"],
+        momentum=serve.get("factor", 0.0),
+        beta1=serve.get("beta1", 0.0),
+        beta2=serve.get("beta2", 0.0),
+        tau=serve.get("tau", 0.0),
+    )
     gradient = PROBLEM.gradient
     if job["cover"]["rule"] == "width":
         gradient = narrow_gradient({i: narrow_shapes(TIERS.get(tier, 1.0)) for i, tier in enumerate(tiers)})

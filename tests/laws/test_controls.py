@@ -18,9 +18,12 @@ CLOSE = 2e-5  # a control variate is a difference of models divided by Kη
 @pytest.mark.parametrize("participate", [{}, {"count": 2}], ids=str)
 def test_scaffold(tmp_path, participate, told):
     job = {
-        "algorithm": "scaffold", "num_rounds": ROUNDS, "local": LOCAL, "participate": participate,
+        "algorithm": "scaffold",
+        "num_rounds": ROUNDS,
+        "local": LOCAL,
+        "participate": participate,
         "serve": {"rate": 0.8, **({"devices": 4} if told else {})},
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     rounds, seen, known = [], set(), []
     for _ in range(ROUNDS):
@@ -50,9 +53,12 @@ def test_vrl_sgd(tmp_path):
 def test_a_device_that_was_drawn_twice_has_one_control_variate(tmp_path):
     """c stays the mean of all c_i; the update of the model counts twice."""
     job = {
-        "algorithm": "scaffold", "num_rounds": ROUNDS, "local": LOCAL, "serve": {"devices": 4},
+        "algorithm": "scaffold",
+        "num_rounds": ROUNDS,
+        "local": LOCAL,
+        "serve": {"devices": 4},
         "participate": {"count": 4, "replacement": True},
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     own = {device: zeros(START) for device in range(4)}
     twice = 0
@@ -69,9 +75,10 @@ def test_vrl_sgd_with_partial_averaging_divides_by_the_steps_since_a_part_was_av
     parts, rounds = 3, 11
     rules = [{"rule": "control_variate", "origin": "own"}]
     job = {
-        "num_rounds": rounds + 1, "local": {"steps": 1, "rate": str(RATE), "rules": rules},
+        "num_rounds": rounds + 1,
+        "local": {"steps": 1, "rate": str(RATE), "rules": rules},
         "sync": {"rule": "rotating", "parts": parts, "by": "layer"},
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     local = {i: copy(START) for i in range(4)}
     corrections = {i: zeros(START) for i in range(4)}

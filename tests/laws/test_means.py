@@ -43,15 +43,17 @@ def assert_models(fleet: Fleet, rounds: list[Round], expected: list, tolerance: 
 )
 def test_fedavg_with_two_rates(tmp_path, by, participate):
     job = {
-        "algorithm": "fedavg", "num_rounds": ROUNDS, "local": LOCAL, "weigh": {"by": by}, "serve": {"rate": 1.5},
+        "algorithm": "fedavg",
+        "num_rounds": ROUNDS,
+        "local": LOCAL,
+        "weigh": {"by": by},
+        "serve": {"rate": 1.5},
         "participate": participate,
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     rounds = fleet.rounds()
     weights = SAMPLES if by == "samples" else None
-    assert_models(
-        fleet, rounds, fedavg.run(START, PROBLEM.gradient, drawn(rounds), STEPS, RATE, 1.5, weights)
-    )  # fmt: skip
+    assert_models(fleet, rounds, fedavg.run(START, PROBLEM.gradient, drawn(rounds), STEPS, RATE, 1.5, weights))
     if "replacement" in participate:
         assert any(seat.count > 1 for each in rounds for seat in each.seats)
     window = participate.get("window", 1)
@@ -63,7 +65,7 @@ def test_fedavg_with_two_rates(tmp_path, by, participate):
 def test_embracing(tmp_path, participate):
     fleet = Fleet(
         {"algorithm": "embracing", "num_rounds": 8, "local": MOMENTUM, "participate": participate}, tmp_path, MIXED
-    )  # fmt: skip
+    )
     rounds = fleet.rounds()
     expected = embracing.run(START, PROBLEM.gradient, drawn(rounds), {0: 0, 1: 1, 2: 2, 3: 2}, STEPS, RATE, 0.5)
     assert_models(fleet, rounds, expected)
@@ -84,16 +86,18 @@ def test_inclusivefl(tmp_path):
 @pytest.mark.parametrize("by", ["uniform", "samples"])
 def test_heterofl(tmp_path, by, participate):
     job = {
-        "algorithm": "heterofl", "num_rounds": ROUNDS, "cover": WIDE, "local": {**LOCAL, "rules": []},
-        "weigh": {"by": by}, "participate": participate,
-    }  # fmt: skip
+        "algorithm": "heterofl",
+        "num_rounds": ROUNDS,
+        "cover": WIDE,
+        "local": {**LOCAL, "rules": []},
+        "weigh": {"by": by},
+        "participate": participate,
+    }
     fleet = Fleet(job, tmp_path, MIXED)
     rounds = fleet.rounds()
     shapes = {i: SHAPES[TIERS.get(tier, 1.0)] for i, tier in MIXED.items()}
     weights = SAMPLES if by == "samples" else None
-    assert_models(
-        fleet, rounds, heterofl.run(START, PROBLEM.gradient, drawn(rounds), shapes, STEPS, RATE, weights)
-    )  # fmt: skip
+    assert_models(fleet, rounds, heterofl.run(START, PROBLEM.gradient, drawn(rounds), shapes, STEPS, RATE, weights))
 
 
 def test_fjord(tmp_path):
@@ -145,9 +149,7 @@ def test_fedprox_with_unequal_steps(tmp_path):
     job = {"algorithm": "fedprox", "num_rounds": ROUNDS, "local": local, "weigh": {"by": "samples"}}
     fleet = Fleet({**job, "participate": {"count": 3}}, tmp_path, most=max(OWN_STEPS.values()))
     rounds = fleet.rounds()
-    assert_models(
-        fleet, rounds, fedprox.run(START, PROBLEM.gradient, drawn(rounds), OWN_STEPS, 0.1, 0.7, SAMPLES)
-    )  # fmt: skip
+    assert_models(fleet, rounds, fedprox.run(START, PROBLEM.gradient, drawn(rounds), OWN_STEPS, 0.1, 0.7, SAMPLES))
 
 
 @pytest.mark.parametrize("kind", ["adam", "yogi", "adagrad"])
@@ -156,14 +158,15 @@ def test_adaptive_servers(tmp_path, kind, initial):
     constants = {"rate": 0.05, "beta1": 0.8, "beta2": 0.9, "tau": 0.01}
     told = {} if initial is None else {"initial": initial}
     job = {
-        "algorithm": f"fed{kind}", "num_rounds": ROUNDS, "local": LOCAL, "serve": {**constants, **told},
+        "algorithm": f"fed{kind}",
+        "num_rounds": ROUNDS,
+        "local": LOCAL,
+        "serve": {**constants, **told},
         "participate": {"count": 3},
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     rounds = fleet.rounds()
-    expected = fedopt.run(
-        kind, START, PROBLEM.gradient, drawn(rounds), STEPS, RATE, 0.05, 0.8, 0.9, 0.01, initial
-    )  # fmt: skip
+    expected = fedopt.run(kind, START, PROBLEM.gradient, drawn(rounds), STEPS, RATE, 0.05, 0.8, 0.9, 0.01, initial)
     assert_models(fleet, rounds, expected, 1e-5)
     for mine, theirs in zip(rounds, expected):
         assert_close(fleet.model(mine.vectors["first_moment"]), theirs.first)

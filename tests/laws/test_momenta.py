@@ -19,9 +19,13 @@ def test_a_momentum_that_rests_while_the_rate_changes_means_the_same_afterwards(
     """m is made of gradients, layer by layer over those who trained it; where nobody did, it stays."""
     trained = {0: [0, 1, 2], 1: [2], 2: [2], 3: [2]}
     job = {
-        "num_rounds": 12, "local": {"steps": STEPS, "rate": "0.1/10@6", "rules": []}, "cover": {"rule": "output_side"},
-        "serve": {"rule": "momentum", "factor": 0.8}, "participate": {"count": 2, "balance": False}, "seed": 4,
-    }  # fmt: skip
+        "num_rounds": 12,
+        "local": {"steps": STEPS, "rate": "0.1/10@6", "rules": []},
+        "cover": {"rule": "output_side"},
+        "serve": {"rule": "momentum", "factor": 0.8},
+        "participate": {"count": 2, "balance": False},
+        "seed": 4,
+    }
     fleet = Fleet(job, tmp_path, dict.fromkeys((1, 2, 3), "weak"))
     x, m, rested = START, zeros(START), 0
     for number, each in enumerate(fleet.rounds()):
@@ -58,9 +62,12 @@ class Watching(Fleet):
 @pytest.mark.parametrize("method", list(domo.METHODS))
 def test_the_family_of_domo(tmp_path, method, alpha, rate):
     job = {
-        "algorithm": method, "num_rounds": ROUNDS, "local": {"steps": STEPS, "rate": rate}, "serve": {"rate": alpha},
+        "algorithm": method,
+        "num_rounds": ROUNDS,
+        "local": {"steps": STEPS, "rate": rate},
+        "serve": {"rate": alpha},
         "participate": {"count": 3},
-    }  # fmt: skip
+    }
     fleet = Watching(job, tmp_path)
     fleet.received = {}
     rounds = fleet.rounds()

@@ -11,9 +11,9 @@ from hypothesis import given
 
 pytest.importorskip("torch")
 
-from bench.simulate.run import Simulation
 from federation.algorithms import PRESETS
 from federation.errors import InputError
+from simulation.run import Simulation
 from tests.laws.combinations import FLEETS, combinations, fleet_of, jobs
 from tests.laws.test_combinations import MIXED, assert_same, preset_job
 from tests.laws.world import Fleet

@@ -22,9 +22,12 @@ CLOSE = 3e-6
 def test_fedlama(tmp_path, factor, base, accelerate):
     windows = 4
     job = {
-        "algorithm": "fedlama", "num_rounds": windows * factor, "participate": {"count": 3},
-        "local": {"steps": base, "rate": str(RATE)}, "sync": {"factor": factor, "accelerate": accelerate},
-    }  # fmt: skip
+        "algorithm": "fedlama",
+        "num_rounds": windows * factor,
+        "participate": {"count": 3},
+        "local": {"steps": base, "rate": str(RATE)},
+        "sync": {"factor": factor, "accelerate": accelerate},
+    }
     fleet = Fleet(job, tmp_path)
     rounds, facts = [], [fleet.server.state.facts.sync]
     for _ in range(fleet.plan.num_rounds):
@@ -57,9 +60,12 @@ def test_partial_averaging(tmp_path, parts, by, redistribute):
     window = 10 * parts
     sync = {"parts": parts, "by": by, "redistribute": redistribute}
     job = {
-        "algorithm": "partial_averaging", "num_rounds": 2 * window + 3, "participate": {"count": 3}, "sync": sync,
+        "algorithm": "partial_averaging",
+        "num_rounds": 2 * window + 3,
+        "participate": {"count": 3},
+        "sync": sync,
         "local": {"steps": 1, "rate": str(RATE), "rules": []},
-    }  # fmt: skip
+    }
     fleet = Fleet(job, tmp_path)
     rounds = fleet.rounds()
     cohorts = [rounds[start].drawn for start in range(0, len(rounds), window)]

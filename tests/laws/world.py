@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from bench.simulate.device import Devices, Done, Share
-from bench.simulate.server import Seat, SimulatedServer
-from coordinator.plan import plan_from
-from coordinator.round_sums import RoundSums
+from edge_runtime.device_state import KeptFiles
 from edge_runtime.engine.ordered_dropout import draw_width
-from edge_runtime.kept import KeptFiles
 from edge_runtime.trainer import Outcome, Received, step_seed
 from federation.accumulate import Accumulator
 from federation.axes.cover import DeviceProfile
 from federation.axes.local import LocalStep, Start, runs
 from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss
+from federation.job import plan_from
 from federation.layout import MODEL
 from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
 from federation.messages import Report, Task
 from federation.narrow import corners, take_corners
+from federation.round_sums import RoundSums
 from federation.space import Parameter, ParameterSpace, Vector
+from simulation.devices import Devices, Done, Share
+from simulation.server import Seat, SimulatedServer
 from tests.oracles.model import Model, flat
 from tests.oracles.problem import (
     CLASSES,
@@ -66,10 +66,22 @@ def manifest(*, statistics: bool = False, widths: Sequence[float] = WIDTHS) -> M
         narrow = tuple(tuple(shapes.values()) for shapes in _shapes(width, statistics))
         boundaries.append(Boundary(f"first@{width:g}", 0, None, 9, _file("train"), (), width, narrow))
     return Manifest(
-        1, "closed form", Source("onnx", "none"), 17, Loss("cross_entropy"), layers[0].input,
-        TensorSpec("int64", ()), layers[-1].output, None, 4, False, tuple(layers), tuple(boundaries),
-        {"strong": "first", "moderate": "second", "weak": "head"}, _file("weights"),
-    )  # fmt: skip
+        1,
+        "closed form",
+        Source("onnx", "none"),
+        17,
+        Loss("cross_entropy"),
+        layers[0].input,
+        TensorSpec("int64", ()),
+        layers[-1].output,
+        None,
+        4,
+        False,
+        tuple(layers),
+        tuple(boundaries),
+        {"strong": "first", "moderate": "second", "weak": "head"},
+        _file("weights"),
+    )
 
 
 def _shapes(width: float, statistics: bool) -> list[dict[str, tuple[int, ...]]]:
@@ -193,16 +205,24 @@ class Fleet:
         x = np.array(received.parameters)
         start = Start(
             x, task.steps, task.rate, received.origin, received.momentum, received.control, received.server_momentum
-        )  # fmt: skip
+        )
         space = covered.boundary.space(self.manifest)
         local = LocalStep(task.rules, start, *runs(space, covered.boundary.layer, covered.layers))
         first = task.round * (self.most or task.steps)
         for number in range(task.steps):
             local.step(self._gradients(device, task, covered, x, first + number, number), task.rate)
         report = Report(
-            "done", task.boundary, "closed form", "fast", task.round, task.steps, task.batch,
-            self.problem.samples[device], 0.0, 0.0,
-        )  # fmt: skip
+            "done",
+            task.boundary,
+            "closed form",
+            "fast",
+            task.round,
+            task.steps,
+            task.batch,
+            self.problem.samples[device],
+            0.0,
+            0.0,
+        )
         return Outcome(x, local, report)
 
     def _gradients(self, device: int, task: Task, covered: Coverage, x: Vector, step: int, number: int) -> Vector:

@@ -36,8 +36,11 @@ def test_a_residual_block_stays_whole():
     layers = cut(nn.Sequential(nn.Linear(4, 8), Residual(), Residual(), nn.Linear(8, 3)), (4,))
     assert [layer.name for layer in layers] == ["0", "1", "2", "3"]
     assert [p.name for p in layers[1].parameters] == [
-        "1.first.weight", "1.first.bias", "1.second.weight", "1.second.bias",
-    ]  # fmt: skip
+        "1.first.weight",
+        "1.first.bias",
+        "1.second.weight",
+        "1.second.bias",
+    ]
 
 
 def test_normalisation_and_pooling_stay_with_their_convolution_and_statistics_come_last():

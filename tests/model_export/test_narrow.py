@@ -17,9 +17,17 @@ from model_export.zoo import ZOO, zoo_model
 from model_export.zoo.width import channels
 
 NARROWING = (
-    "digits", "mnist_2nn", "mnist_cnn", "femnist_cnn", "resnet8", "fashion_resnet8", "resnet20", "vgg11", "vgg16",
+    "digits",
+    "mnist_2nn",
+    "mnist_cnn",
+    "femnist_cnn",
+    "resnet8",
+    "fashion_resnet8",
+    "resnet20",
+    "vgg11",
+    "vgg16",
     "imdb_bilstm",
-)  # fmt: skip
+)
 NARROW = [*(f"{name}@{ratio}" for name in NARROWING for ratio in (0.2, 0.45)), "resnet56_gn@0.5"]
 RATIO = "expected a number above 0 and at most 1"
 

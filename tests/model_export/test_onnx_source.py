@@ -34,10 +34,17 @@ def write_inference_model(path, module, opset=17, batch="N"):
     module.eval()
     axes = {"image": {0: batch}, "scores": {0: batch}} if batch else None
     torch.onnx.export(
-        module, (torch.randn(2 if batch else 1, 1, 8, 8),), str(path), dynamo=False, opset_version=opset,
-        input_names=["image"], output_names=["scores"], dynamic_axes=axes, do_constant_folding=False,
+        module,
+        (torch.randn(2 if batch else 1, 1, 8, 8),),
+        str(path),
+        dynamo=False,
+        opset_version=opset,
+        input_names=["image"],
+        output_names=["scores"],
+        dynamic_axes=axes,
+        do_constant_folding=False,
         training=torch.onnx.TrainingMode.PRESERVE,
-    )  # fmt: skip
+    )
     return path
 
 
@@ -92,11 +99,12 @@ def test_labels_must_fit_the_loss(tmp_path):
 def test_an_operator_of_another_domain_is_named(tmp_path):
     node = helper.make_node("FusedThing", ["x", "w"], ["y"], domain="com.example", name="odd")
     graph = helper.make_graph(
-        [node], "g",
+        [node],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
         [numpy_helper.from_array(np.ones(4, np.float32), "w")],
-    )  # fmt: skip
+    )
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.example", 1)]
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), str(tmp_path / "odd.onnx"))
     with pytest.raises(ExportError, match=r"FusedThing of domain 'com\.example'"):
@@ -123,11 +131,12 @@ def test_values_of_a_file_may_have_any_name(tmp_path, name):
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((4, 5)), "u": rng.standard_normal((5, 3))}
     graph = helper.make_graph(
-        nodes, "g",
+        nodes,
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
         [numpy_helper.from_array(array.astype(np.float32), key) for key, array in weights.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, str(tmp_path / "names.onnx"))
     export_bundle(load_source(str(tmp_path / "names.onnx")), tmp_path / "bundle")

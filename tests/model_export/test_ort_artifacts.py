@@ -55,9 +55,7 @@ def forward() -> onnx.ModelProto:
 
 def write(directory: Path, model: onnx.ModelProto | None = None, nominal: bool = False) -> list[Path]:
     directory.mkdir(exist_ok=True)
-    return write_artifacts(
-        model or forward(), TRAINABLE, STATISTICS, CROSS_ENTROPY, directory, nominal=nominal
-    )  # fmt: skip
+    return write_artifacts(model or forward(), TRAINABLE, STATISTICS, CROSS_ENTROPY, directory, nominal=nominal)
 
 
 def run(directory: Path) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -61,10 +61,17 @@ def case(module: nn.Module, sample: Tensor) -> Case:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module.eval(), (sample,), file, dynamo=False, opset_version=18, do_constant_folding=False,
-            training=torch.onnx.TrainingMode.EVAL, input_names=["x"], output_names=["y"],
+            module.eval(),
+            (sample,),
+            file,
+            dynamo=False,
+            opset_version=18,
+            do_constant_folding=False,
+            training=torch.onnx.TrainingMode.EVAL,
+            input_names=["x"],
+            output_names=["y"],
             dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
-        )  # fmt: skip
+        )
     forward = onnx.load_from_string(file.getvalue())
     held = {item.name for item in forward.graph.initializer}
     trainable = [name for name, _ in module.named_parameters() if name in held]
@@ -156,7 +163,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "max_pool": (lambda: image_net(nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)), (3, 8, 8)),
     "mlp": (lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4)), (6,)),
     "batch_norm_of_few_values": (
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, eps=1e-3), nn.ReLU(), nn.Linear(8, 4)), (6,),
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, eps=1e-3), nn.ReLU(), nn.Linear(8, 4)),
+        (6,),
     ),
     "depthwise_relu6": (lambda: image_net(nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.ReLU6()), (3, 8, 8)),
     "grouped_same_padding": (lambda: image_net(nn.Conv2d(8, 6, 4, groups=2, padding="same"), nn.SiLU()), (3, 8, 8)),
@@ -169,7 +177,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "bidirectional_gru": (lambda: Recurrent(nn.GRU, False, bidirectional=True), (7,)),
     "learned_state": (LearnedState, (7, 5)),
     "attention": (Attention, (6, 8)),
-}  # fmt: skip
+}
 
 
 def data(name: str, batch: int, shape: tuple[int, ...]) -> Tensor:
@@ -226,16 +234,19 @@ CLASSES = torch.tensor([2, 0, -1, 1, -1])
 TARGETS = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.4], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
 LOSSES = {
     "ignored_labels": (
-        Loss("cross_entropy", ignore_index=-1), CLASSES, lambda y, t: F.cross_entropy(y, t, ignore_index=-1),
+        Loss("cross_entropy", ignore_index=-1),
+        CLASSES,
+        lambda y, t: F.cross_entropy(y, t, ignore_index=-1),
     ),
     "label_smoothing": (
-        Loss("cross_entropy", 0.1, -1), CLASSES,
+        Loss("cross_entropy", 0.1, -1),
+        CLASSES,
         lambda y, t: F.cross_entropy(y, t, ignore_index=-1, label_smoothing=0.1),
     ),
     "bce_with_logits": (Loss("bce_with_logits"), TARGETS, F.binary_cross_entropy_with_logits),
     "bce_smoothed": (Loss("bce_with_logits", 0.2), TARGETS, smoothed_bce),
     "mse": (MSE, TARGETS, F.mse_loss),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1000.0], ids=["zero", "ordinary", "huge"])

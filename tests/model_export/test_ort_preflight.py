@@ -43,20 +43,17 @@ GATES = {"W": np.ones((1, 9, 4), np.float32), "R": np.ones((1, 9, 3), np.float32
 REFUSED = {
     "Einsum has no usable gradient": vectors('y = Einsum <equation = "ij,ij->ij"> (z, z)'),
     "Atan has no usable gradient": vectors("y = Atan (z)"),
-    "ConvTranspose has no usable gradient": images(
-        "y = ConvTranspose <strides = [1, 1]> (z, v)", 10, v=FILTER
-    ),
+    "ConvTranspose has no usable gradient": images("y = ConvTranspose <strides = [1, 1]> (z, v)", 10, v=FILTER),
     "Resize has no usable gradient": images("y = Resize (z, , s)", 16, s=np.float32([1, 1, 2, 2])),
-    "AveragePool has no usable gradient": images(
-        "y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (z)", 8
-    ),
+    "AveragePool has no usable gradient": images("y = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (z)", 8),
     "Conv has a wrong gradient with auto_pad": images(
         'y = Conv <auto_pad = "SAME_UPPER", strides = [2, 2]> (z, v)', 4, v=FILTER
     ),
     "GRU has no gradient with linear_before_reset=0": sequences("_, y = GRU <hidden_size = 3> (z, W, R)", **GATES),
     "GRU has no gradient with sequence lengths": sequences(
         "_, y = GRU <hidden_size = 3, linear_before_reset = 1> (z, W, R, , lengths)",
-        lengths=np.int32([5, 4]), **GATES,
+        lengths=np.int32([5, 4]),
+        **GATES,
     ),
     "Pow has no gradient for its input v": vectors("y = Pow (z, v)", v=ROW),
     "Pow has no gradient with an integer exponent": vectors("y = Pow (z, two)", two=np.int64(2)),
@@ -69,7 +66,10 @@ REFUSED = {
     ),
     "Slice has no gradient with negative steps": vectors(
         "y = Slice (z, start, end, axis, step)",
-        start=np.int64([-1]), end=np.int64([-99]), axis=np.int64([1]), step=np.int64([-1]),
+        start=np.int64([-1]),
+        end=np.int64([-99]),
+        axis=np.int64([1]),
+        step=np.int64([-1]),
     ),
     "Pad has no gradient with mode=reflect": vectors(
         'y = Pad <mode = "reflect"> (z, pads)', "float[N,6] y", pads=np.int64([0, 1, 0, 1])
@@ -82,7 +82,7 @@ REFUSED = {
     ),
     "Transpose has no gradient without perm": vectors("y = Transpose (z)", "float[4,N] y"),
     "MatMul has no gradient for a vector": vectors("y = MatMul (z, w)", "float[N] y"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reason", REFUSED)

@@ -74,26 +74,50 @@ class Recurrent(nn.Module):
 def odd_convolutions():
     """Kernels, strides, dilations and groups that no fast layout covers, on an image of odd size."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 7, 2, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.MaxPool2d(3, 2, 1),
-        nn.Conv2d(8, 16, 5, 2, 2), nn.Mish(), nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=2), nn.Hardswish(),
-        nn.Conv2d(32, 64, 3, padding=1, groups=32), nn.InstanceNorm2d(64, affine=True), nn.GELU("tanh"),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 7, 2, 3),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(8, 16, 5, 2, 2),
+        nn.Mish(),
+        nn.Conv2d(16, 32, 3, padding=2, dilation=2, groups=2),
+        nn.Hardswish(),
+        nn.Conv2d(32, 64, 3, padding=1, groups=32),
+        nn.InstanceNorm2d(64, affine=True),
+        nn.GELU("tanh"),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
 
 
 def shuffled():
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.PixelShuffle(2), nn.ReLU6(), nn.Conv2d(4, 8, 3, 2, 1), nn.GroupNorm(2, 8),
-        nn.ELU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 5),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.PixelShuffle(2),
+        nn.ReLU6(),
+        nn.Conv2d(4, 8, 3, 2, 1),
+        nn.GroupNorm(2, 8),
+        nn.ELU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
 
 
 def signal():
     """One-dimensional convolutions."""
     return nn.Sequential(
-        nn.Conv1d(2, 8, 5, padding=2), nn.BatchNorm1d(8), nn.PReLU(), nn.MaxPool1d(2), nn.Conv1d(8, 8, 3, groups=8),
-        nn.LayerNorm([8, 6]), nn.Softplus(), nn.Flatten(), nn.Linear(48, 4),
-    )  # fmt: skip
+        nn.Conv1d(2, 8, 5, padding=2),
+        nn.BatchNorm1d(8),
+        nn.PReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(8, 8, 3, groups=8),
+        nn.LayerNorm([8, 6]),
+        nn.Softplus(),
+        nn.Flatten(),
+        nn.Linear(48, 4),
+    )
 
 
 class UsedTwice(nn.Module):

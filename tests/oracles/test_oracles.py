@@ -61,16 +61,28 @@ AS_FEDAVG = {
     "inclusivefl": lambda who: inclusivefl.run(START, PROBLEM.gradient, who, dict.fromkeys(DEVICES, 3), STEPS, RATE),
     "heterofl": lambda who: heterofl.run(START, PROBLEM.gradient, who, FULL, STEPS, RATE),
     "fjord": lambda who: fjord.run(
-        START, PROBLEM.gradient, who, {1.0: narrow_shapes(1.0)}, dict.fromkeys(DEVICES, 1.0),
-        {(i, step): 1.0 for i in DEVICES for step in range(len(who) * STEPS)}, STEPS, RATE,
+        START,
+        PROBLEM.gradient,
+        who,
+        {1.0: narrow_shapes(1.0)},
+        dict.fromkeys(DEVICES, 1.0),
+        {(i, step): 1.0 for i in DEVICES for step in range(len(who) * STEPS)},
+        STEPS,
+        RATE,
     ),
     "fedprox": lambda who: fedprox.run(START, PROBLEM.gradient, who, dict.fromkeys(DEVICES, STEPS), RATE, mu=0),
     "fednova": lambda who: fednova.run(START, PROBLEM.gradient, who, dict.fromkeys(DEVICES, STEPS), RATE),
     "combined": lambda who: combined.run(
-        START, PROBLEM.gradient, who, len(DEVICES), ALL_TRAINED, dict.fromkeys(DEVICES, STEPS), {},
+        START,
+        PROBLEM.gradient,
+        who,
+        len(DEVICES),
+        ALL_TRAINED,
+        dict.fromkeys(DEVICES, STEPS),
+        {},
         combined.Rules(local_rate=RATE),
     ),
-}  # fmt: skip
+}
 ALL_TRAINED = {i: [{n: np.ones(v.shape) for n, v in layer.items()} for layer in START] for i in DEVICES}
 
 
@@ -304,4 +316,3 @@ def test_fjord_changes_only_what_was_drawn_and_averages_over_all_that_hold_it():
     half = {0.5: narrow_shapes(0.5)}
     drawn = fjord.run(START, PROBLEM.gradient, SOME, half, dict.fromkeys(DEVICES, 0.5), always, STEPS, RATE)
     assert_same_models(drawn, only_half)
-

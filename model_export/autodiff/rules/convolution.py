@@ -39,9 +39,12 @@ class Window:
 
     def attributes(self) -> dict[str, object]:
         return {
-            "kernel_shape": list(self.kernel), "strides": list(self.strides), "dilations": list(self.dilations),
-            "pads": self.pads, "group": self.group,
-        }  # fmt: skip
+            "kernel_shape": list(self.kernel),
+            "strides": list(self.strides),
+            "dilations": list(self.dilations),
+            "pads": self.pads,
+            "group": self.group,
+        }
 
     def leftover(self) -> list[int]:
         """Input elements at the end that no window reaches; a transposed convolution must add them."""

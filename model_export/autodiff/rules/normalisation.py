@@ -39,9 +39,16 @@ def training_statistics(
     # nothing else reads, another use of the same layer included.
     scratch = [context.op("Mul", context.new_statistics.get(name, name), 0.0) for name in (mean, variance)]
     outputs = context.ops(
-        "BatchNormalization", [result, f"{result}.mean", f"{result}.variance"],
-        x, scale, bias, *scratch, training_mode=1, momentum=0.0, epsilon=epsilon,
-    )  # fmt: skip
+        "BatchNormalization",
+        [result, f"{result}.mean", f"{result}.variance"],
+        x,
+        scale,
+        bias,
+        *scratch,
+        training_mode=1,
+        momentum=0.0,
+        epsilon=epsilon,
+    )
     return outputs[0], outputs[1], outputs[2]
 
 
@@ -93,9 +100,12 @@ def layer_norm_forward(context: Context, node: NodeProto) -> None:
     """The operator's own optional outputs, mean and inverse deviation, are what the gradient needs."""
     extra = [f"{node.output[0]}.mean", f"{node.output[0]}.inverse"]
     context.ops(
-        "LayerNormalization", [node.output[0], *extra], *node.input,
-        axis=int(attribute(node, "axis", -1)), epsilon=float(attribute(node, "epsilon", EPSILON)),
-    )  # fmt: skip
+        "LayerNormalization",
+        [node.output[0], *extra],
+        *node.input,
+        axis=int(attribute(node, "axis", -1)),
+        epsilon=float(attribute(node, "epsilon", EPSILON)),
+    )
     context.saved[node.output[0]] = extra
 
 

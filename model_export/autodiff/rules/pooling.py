@@ -69,10 +69,14 @@ def _columns_to_image(context: Context, parts: list[str], window: Window) -> str
     lift = [1] * (2 - len(window.size))
     flush = [0] * len(lift)
     return context.op(
-        "Col2Im", context.op("Concat", *flat, axis=1), [*lift, *window.size], [*lift, *window.kernel],
-        dilations=[*lift, *window.dilations], strides=[*lift, *window.strides],
+        "Col2Im",
+        context.op("Concat", *flat, axis=1),
+        [*lift, *window.size],
+        [*lift, *window.kernel],
+        dilations=[*lift, *window.dilations],
+        strides=[*lift, *window.strides],
         pads=[*flush, *window.begin, *flush, *window.end],
-    )  # fmt: skip
+    )
 
 
 def _place_by_kernel(context: Context, parts: list[str], window: Window) -> str:
@@ -81,9 +85,12 @@ def _place_by_kernel(context: Context, parts: list[str], window: Window) -> str:
     kernel = np.eye(len(parts), dtype=np.float32).reshape(len(parts), 1, *window.kernel)
     rest = window.leftover()
     return context.op(
-        "ConvTranspose", context.op("Concat", *planes, axis=1), kernel, **window.attributes(),
+        "ConvTranspose",
+        context.op("Concat", *planes, axis=1),
+        kernel,
+        **window.attributes(),
         output_padding=rest if any(rest) else None,
-    )  # fmt: skip
+    )
 
 
 def _interleave(context: Context, parts: list[str], channels: int, window: Window) -> str:
@@ -111,9 +118,12 @@ def average_pool(context: Context, node: NodeProto, upstream: Upstream) -> Gradi
     ones = np.ones((1, 1, *window.kernel), np.float32)
     rest = window.leftover()
     spread = context.op(
-        "ConvTranspose", planes, ones, **dataclasses.replace(window, group=1).attributes(),
+        "ConvTranspose",
+        planes,
+        ones,
+        **dataclasses.replace(window, group=1).attributes(),
         output_padding=rest if any(rest) else None,
-    )  # fmt: skip
+    )
     return [context.op("Reshape", spread, np.array([-1, channels, *window.size], np.int64))]
 
 
@@ -194,8 +204,12 @@ def _resize_matrix(context: Context, node: NodeProto, axis: int, small: int, lar
     attrs["coordinate_transformation_mode"] = attrs.get("coordinate_transformation_mode", "half_pixel")
     inner = helper.make_node("Resize", names, ["wide"], **attrs)
     model = make_model(
-        "resize", [inner], [tensor_info("unit", np.float32, (small, small))],
-        [tensor_info("wide", np.float32, (small, large))], extra, 18,
-    )  # fmt: skip
+        "resize",
+        [inner],
+        [tensor_info("unit", np.float32, (small, small))],
+        [tensor_info("wide", np.float32, (small, large))],
+        extra,
+        18,
+    )
     session = ort.InferenceSession(serialise(model), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, {"unit": np.eye(small, dtype=np.float32)})[0])

@@ -157,10 +157,17 @@ def _skip(
     bias = context.op("Unsqueeze", _pick(context, bias_name, d.index, count), [0]) if bias_name else ""
     states = [context.op("Unsqueeze", value, [0]) for value in first]
     results = context.ops(
-        node.op_type, _states(node) + 1, untrained, *weights, bias, "", *states,
-        hidden_size=attribute(node, "hidden_size"), direction="reverse" if d.reverse else "forward",
+        node.op_type,
+        _states(node) + 1,
+        untrained,
+        *weights,
+        bias,
+        "",
+        *states,
+        hidden_size=attribute(node, "hidden_size"),
+        direction="reverse" if d.reverse else "forward",
         linear_before_reset=attribute(node, "linear_before_reset"),
-    )  # fmt: skip
+    )
     sequence = context.op("Squeeze", results[0], [1])
     return trained, sequence, [context.op("Squeeze", value, [0]) for value in results[1:]]
 
@@ -170,8 +177,11 @@ class Body:
 
     def __init__(self, context: Context, name: str, states: Sequence[str], inputs: Sequence[str]) -> None:
         self.emitter = Emitter(prefix=f"{name}.b")
-        self.op, self.ops = self.emitter.op, self.emitter.ops
-        self.name, self.states, self.inputs = name, list(states), list(inputs)
+        self.op = self.emitter.op
+        self.ops = self.emitter.ops
+        self.name = name
+        self.states = list(states)
+        self.inputs = list(inputs)
 
     def finish(self, next_states: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
         values = [helper.make_tensor_value_info(n, FLOAT, None) for n in [*self.states, *self.inputs]]
@@ -184,9 +194,13 @@ class Body:
 
 
 def scan(
-    context: Context, body: tuple[Body, Sequence[str], Sequence[str]], states: Sequence[str], inputs: Sequence[str],
-    *, reverse: bool,
-) -> tuple[str, ...]:  # fmt: skip
+    context: Context,
+    body: tuple[Body, Sequence[str], Sequence[str]],
+    states: Sequence[str],
+    inputs: Sequence[str],
+    *,
+    reverse: bool,
+) -> tuple[str, ...]:
     """Final states, then stacked outputs; everything stays in the order of time also when run in reverse."""
     frame, next_states, outputs = body
     flags = {
@@ -194,9 +208,14 @@ def scan(
         "scan_output_directions": [int(reverse)] * len(outputs),
     }
     return context.ops(
-        "Scan", len(states) + len(outputs), *states, *inputs,
-        body=frame.finish(next_states, outputs), num_scan_inputs=len(inputs), **flags,
-    )  # fmt: skip
+        "Scan",
+        len(states) + len(outputs),
+        *states,
+        *inputs,
+        body=frame.finish(next_states, outputs),
+        num_scan_inputs=len(inputs),
+        **flags,
+    )
 
 
 def _frame(context: Context, d: Direction, kind: str, states: Sequence[str], inputs: Sequence[str]) -> Body:
@@ -257,9 +276,10 @@ def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
     skipped = any(d.skipped for d in context.saved[_key(node)])  # then nothing flows back to the initial states
     states = [
         context.op("Concat", *(context.op("Unsqueeze", part["states"][i], [0]) for part in per_direction), axis=0)
-        if context.wants(node, 5 + i) and not skipped else None
+        if context.wants(node, 5 + i) and not skipped
+        else None
         for i in range(_states(node))
-    ]  # fmt: skip
+    ]
     return [*gradients, None, *states]
 
 

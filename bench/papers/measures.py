@@ -1,0 +1,67 @@
+"""What is read from a run, for the columns of tables. Accuracies are percentages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simulation.runs import Run
+
+MEBIBYTE = 1 << 20  # what the papers call MB
+LAST = 3  # scores over which the accuracy at the end is a mean: single rounds are noisy
+
+
+def final_accuracy(run: Run) -> float | None:
+    """The mean of the last scores."""
+    scored = _scores(run)
+    return 100 * float(np.mean(scored[-LAST:])) if len(scored) else None
+
+
+def best_accuracy(run: Run) -> float | None:
+    scored = _scores(run)
+    return 100 * float(scored.max()) if len(scored) else None
+
+
+def swing(run: Run) -> float | None:
+    """How much the accuracy goes up and down: the mean change from one score to the next, in the second half."""
+    scored = _scores(run)
+    late = scored[len(scored) // 2 :]
+    return 100 * float(np.mean(np.abs(np.diff(late)))) if len(late) > 1 else None
+
+
+def rounds_to(target: float) -> Callable[[Run], float | None]:
+    """Rounds until an accuracy from 0 to 1; None if it was not reached."""
+
+    def measure(run: Run) -> float | None:
+        good = run.values("accuracy") >= target
+        return float(run.progress("rounds")[good.argmax()]) if good.any() else None
+
+    return measure
+
+
+def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
+    """What one worker of each round has sent and received until an accuracy."""
+
+    def measure(run: Run) -> float | None:
+        good = run.values("accuracy") >= target
+        if not good.any():
+            return None
+        rows = run.rows[: int(good.argmax()) + 1]
+        return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / MEBIBYTE
+
+    return measure
+
+
+def mebibytes_per_worker(run: Run) -> float | None:
+    """Of a round."""
+    return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rows) / len(run.rows) / MEBIBYTE
+
+
+def bytes_up(run: Run) -> float | None:
+    return float(sum(row["bytes_up"] for row in run.rows))
+
+
+def _scores(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    values = run.values("accuracy")
+    return values[np.isfinite(values)]

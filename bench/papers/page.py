@@ -1,0 +1,35 @@
+"""The tables of docs/reproduce.md, made from stored results:
+
+    embrace bench reproduce domo --scale short --data-dir data
+    python -m bench.papers.page
+
+In the page `<!-- results TABLE SCALE -->` begins a block that is replaced up to `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from bench.papers import TABLES
+from bench.papers.report import body
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reproduce.md"
+RESULTS = ROOT / "bench" / "results"
+_BLOCK = re.compile(r"(<!-- results (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """The page with every block as the stored results have it."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{_block(match[2], match[3])}{match[4]}", text)
+
+
+def _block(table: str, scale: str) -> str:
+    data = json.loads((RESULTS / f"reproduce-{table}-{scale}.json").read_text("utf-8"))
+    return body(data, TABLES[table].columns)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")

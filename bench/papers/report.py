@@ -1,0 +1,128 @@
+"""What came of a table: JSON for programs, markdown for readers; measured beside published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.papers.runner import Reproduction, RowResult
+from bench.papers.table import Column, Measured
+from edge_runtime.machine import describe_device
+from simulation.runs import deviation
+
+VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale"}
+
+
+def report(found: Reproduction) -> dict[str, Any]:
+    """All figures."""
+    measured = means(found)
+    claims = found.table.claims if found.scale != "smoke" else ()  # which shows that it runs, and nothing else
+    return {
+        "table": found.table.name,
+        "paper": found.table.paper,
+        "tests": found.table.tests,
+        "scale": found.scale,
+        "setting": found.setting.note,
+        "rates": list(found.setting.rates),
+        "seeds": list(found.seeds),
+        "seconds": {"runs": round(sum(r.seconds for r in found.rows), 1), "tuning": round(found.tuning_seconds, 1)},
+        "machine": describe_device(),
+        "rows": [_row(found, result, measured) for result in found.rows],
+        "claims": [{"text": claim.text, "verdict": VERDICTS[claim.test(measured)]} for claim in claims],
+    }
+
+
+def means(found: Reproduction) -> Measured:
+    """Label -> column -> mean over the seeds."""
+    result: dict[str, dict[str, float | None]] = {}
+    for column in found.table.columns:
+        for row in found.rows:
+            mean = row.mean(column.measure)
+            scale = _scale(found, column)
+            result.setdefault(row.row.label, {})[column.name] = None if mean is None else scale * mean
+    return result
+
+
+def _scale(found: Reproduction, column: Column) -> float:
+    first = found.rows[0].mean(column.measure) if column.relative else None
+    return 100 / first if first else 1.0
+
+
+def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str, Any]:
+    row = result.row
+    figures = {}
+    for column in found.table.columns:
+        scale = _scale(found, column)
+        values = [scale * value for value in result.values(column.measure)]
+        figures[column.name] = {
+            "mean": measured[row.label][column.name],
+            "deviation": deviation(values) if values else None,
+            "runs": len(values),
+            "published": row.published.get(column.name),
+        }
+    return {
+        "label": row.label,
+        "model": row.model,
+        "job": dict(row.job),
+        "rate": result.rate,
+        "tried": dict(result.tried),
+        "in_table": row.measured,
+        "figures": figures,
+        "failures": list(result.failures),
+        "seconds": round(result.seconds, 1),
+    }
+
+
+def markdown(data: dict[str, Any], columns: Sequence[Column]) -> str:
+    """The report as a page; `columns` are the table's."""
+    head = (f"# {data['table']}, {data['scale']}", data["tests"], f"*{data['paper']}*")
+    return "".join(f"{text}\n\n" for text in head) + body(data, columns)
+
+
+def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
+    """Setting, table and verdicts."""
+    lines = [data["setting"], ""]
+    if data["rates"]:
+        lines += [f"Rates tried for every row alike: {', '.join(data['rates'])}.", ""]
+    lines += _table(data, columns)
+    lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in data["claims"])]
+    lines += [""] if data["claims"] else []
+    seconds, machine = data["seconds"], data["machine"]
+    lines += [
+        f"Seeds: {len(data['seeds'])}; mean ± standard deviation. Runs took {seconds['runs']:,.0f} s, trying rates "
+        f"{seconds['tuning']:,.0f} s, one thread each, on {machine.get('cores', '?')} cores "
+        f"({machine.get('processor', '')}) that other work may have shared.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
+    rows = [row for row in data["rows"] if row["in_table"]]
+    shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
+    with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]
+    heads = ["", *(c.name for c in shown), *(f"paper: {c.name}" for c in with_paper)]
+    heads += ["rate"] if data["rates"] else []
+    lines = [_cells(heads), _cells(["---", *["---:"] * (len(heads) - 1)])]
+    for row in rows:
+        cells = [row["label"], *(_measured(row, c, len(data["seeds"])) for c in shown)]
+        cells += [_published(row["figures"][c.name]["published"]) for c in with_paper]
+        lines.append(_cells([*cells, *([row["rate"]] if data["rates"] else [])]))
+    return lines
+
+
+def _measured(row: dict[str, Any], column: Column, seeds: int) -> str:
+    figure = row["figures"][column.name]
+    if figure["mean"] is None:
+        return "diverged" if row["failures"] else "–"
+    some = f" ({figure['runs']} of {seeds})" if figure["runs"] < seeds else ""
+    spread = f" ± {figure['deviation']:.{column.digits}f}" if figure["runs"] > 1 else ""
+    return f"{figure['mean']:.{column.digits}f}{spread}{some}"
+
+
+def _published(value: float | str | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

@@ -1,0 +1,80 @@
+"""One run of a table, in whatever process it is done: bundle, data and simulation, with nothing else to start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from federation.errors import EmbraceError
+from federation.job import plan_from, plan_to
+from federation.manifest import read_manifest
+from model_export.bundle import Choices, export_bundle
+from model_export.source import load_source
+from simulation.datasets import Dataset, load_dataset
+from simulation.fleet import Scene, fleet_table
+from simulation.pool import InlinePool
+from simulation.run import Options, Simulation
+
+FAILED = "failed.txt"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a run is. Its folder is named after all of it: another setting is another run, equal rows share one."""
+
+    model: str
+    widths: tuple[float, ...]
+    job: Mapping[str, Any]
+    seed: int
+    rate: str | None  # instead of the job's
+    stop_at: float | None
+    every: Mapping[str, int]
+
+    @property
+    def whole_job(self) -> dict[str, Any]:
+        job = {**self.job, "bundle": self.model, "seed": self.seed}
+        return job if self.rate is None else {**job, "local": {**job.get("local", {}), "rate": self.rate}}
+
+    @property
+    def folder(self) -> str:
+        other = [self.widths, self.stop_at, dict(self.every)]
+        facts = json.dumps([plan_to(plan_from(self.whole_job)), other], sort_keys=True)  # with its defaults
+        return f"{self.job.get('algorithm', 'job')}-{sha256(facts.encode()).hexdigest()[:10]}-seed{self.seed}"
+
+
+def bundle_of(model: str, widths: tuple[float, ...], folder: Path) -> Path:
+    """The model's bundle, exported when it is first asked for."""
+    path = folder / "-".join([model, *map(str, widths)])
+    if not (path / "manifest.json").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        export_bundle(load_source(model), path, Choices(widths=widths))
+    return path
+
+
+def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> str | None:
+    """Do a run, or the rest of it; returns why it failed. A run that diverged is a result, too."""
+    folder = runs / spec.folder
+    if (folder / FAILED).is_file():
+        return (folder / FAILED).read_text()
+    plan = plan_from(spec.whole_job)
+    table = fleet_table(plan, {})
+    scene = Scene(plan, table, bundle, read_manifest(bundle), _data(table.dataset, data_dir))
+    options = Options(workers=1, pool=InlinePool, stop_at=spec.stop_at, **spec.every)
+    try:
+        Simulation(scene, folder, options).run()
+    except EmbraceError as error:
+        if "use a smaller rate" not in str(error):
+            raise
+        (folder / FAILED).write_text(str(error))
+        return str(error)
+    return None
+
+
+@lru_cache(maxsize=1)
+def _data(name: str, data_dir: Path | None) -> Dataset:
+    return load_dataset(name, data_dir)

@@ -1,0 +1,166 @@
+"""All runs of a table: the rates are chosen first, then every row is run with every seed. What is done stays done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.papers.measures import final_accuracy
+from bench.papers.run_cell import RunSpec, bundle_of, run_one
+from bench.papers.table import Row, Setting, Table
+from simulation.runs import Run, read_run
+
+TUNING_SEED = 1000  # none of those that count
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """The runs of a row; those that diverged are missing."""
+
+    row: Row
+    rate: str
+    tried: Mapping[str, float]  # rate -> accuracy at the end, where rates were tried
+    runs: Sequence[Run]
+    failures: Sequence[str]
+
+    def values(self, measure: Callable[[Run], float | None]) -> list[float]:
+        found = (measure(run) for run in self.runs)
+        return [value for value in found if value is not None]
+
+    def mean(self, measure: Callable[[Run], float | None]) -> float | None:
+        values = self.values(measure)
+        return float(np.mean(values)) if values else None
+
+    @property
+    def seconds(self) -> float:
+        return sum(float(row.get("seconds", 0.0)) for run in self.runs for row in run.rows)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Everything that came of a table at one scale."""
+
+    table: Table
+    scale: str
+    setting: Setting
+    seeds: Sequence[int]
+    rows: Sequence[RowResult]
+    seconds: float  # this time; runs that were there already took none
+    tuning_seconds: float = 0.0  # of all runs that tried rates, whenever they were done
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where runs, bundles and data lie, and how many runs go on at a time."""
+
+    runs: Path
+    data_dir: Path | None = None
+    jobs: int = 1
+
+
+def reproduce(
+    table: Table, scale: str, seeds: int, place: Workplace, progress: Progress = lambda what, done, total: None
+) -> Reproduction:
+    """Run a table, or what is missing of it."""
+    began, setting = time.monotonic(), table.setting(scale)
+    with _executor(place.jobs) as run_all:
+        work = _Work(setting, place, run_all, progress)
+        tried = work.tune()
+        chosen = {key: max(found, key=lambda rate: found[rate]) for key, found in tried.items()}
+        specs = {
+            row.label: [spec_of(row, setting, seed, chosen.get(_key(row))) for seed in range(seeds)]
+            for row in setting.rows
+        }
+        failed = work.run("run", [(row, spec) for row in setting.rows for spec in specs[row.label]])
+    rows = []
+    for row in setting.rows:
+        mine = specs[row.label]
+        failures = [failed[spec.folder] for spec in mine if spec.folder in failed]
+        runs = [read_run(place.runs / spec.folder) for spec in mine if spec.folder not in failed]
+        rate = str(mine[0].whole_job.get("local", {}).get("rate", ""))
+        rows.append(RowResult(row, rate, tried.get(_key(row), {}), runs, failures))
+    took = time.monotonic() - began
+    return Reproduction(table, scale, setting, list(range(seeds)), rows, took, work.tuning_seconds)
+
+
+def spec_of(row: Row, setting: Setting, seed: int, rate: str | None) -> RunSpec:
+    return RunSpec(row.model, row.widths, row.job, seed, rate, row.stop_at, {**setting.every, **row.every})
+
+
+def _key(row: Row) -> str:
+    return row.tuned_as or row.label
+
+
+class _Work:
+    def __init__(self, setting: Setting, place: Workplace, run_all: _RunAll, progress: Progress) -> None:
+        self.setting = setting
+        self.place = place
+        self.run_all = run_all
+        self.progress = progress
+        self.tuning_seconds = 0.0
+
+    def tune(self) -> dict[str, dict[str, float]]:
+        """Of every row, or of the first of those that share a rate: the accuracy at the end with each rate."""
+        if not self.setting.rates:
+            return {}
+        first = {_key(row): row for row in reversed(self.setting.rows)}
+        specs = {(key, rate): self._trial(row, rate) for key, row in first.items() for rate in self.setting.rates}
+        failed = self.run("try rates", [(first[key], spec) for (key, _), spec in specs.items()])
+        found: dict[str, dict[str, float]] = {key: {} for key in first}
+        for (key, rate), spec in specs.items():
+            found[key][rate] = 0.0 if spec.folder in failed else self._accuracy(spec)
+        return found
+
+    def _trial(self, row: Row, rate: str) -> RunSpec:
+        spec = spec_of(replace(row, stop_at=None), self.setting, TUNING_SEED, rate)
+        rounds = max(1, round(self.setting.tuning_share * spec.job["num_rounds"]))
+        return replace(spec, job={**spec.job, "num_rounds": rounds})
+
+    def _accuracy(self, spec: RunSpec) -> float:
+        run = read_run(self.place.runs / spec.folder)
+        self.tuning_seconds += sum(float(row.get("seconds", 0.0)) for row in run.rows)
+        return round(final_accuracy(run) or 0.0, 2)
+
+    def run(self, what: str, wanted: Sequence[tuple[Row, RunSpec]]) -> dict[str, str]:
+        """Folder -> why it failed."""
+        tasks = {}
+        for row, spec in wanted:
+            bundle = bundle_of(row.model, row.widths, self.place.runs / "bundles")
+            tasks[spec.folder] = (spec, self.place.runs, bundle, self.place.data_dir)
+        failed = {}
+        for done, (folder, failure) in enumerate(self.run_all(tasks)):
+            self.progress(f"{what}: {folder}", done + 1, len(tasks))
+            if failure is not None:
+                failed[folder] = failure
+        return failed
+
+
+_RunAll = Callable[[Mapping[str, tuple[Any, ...]]], Iterable[tuple[str, str | None]]]
+
+
+@contextmanager
+def _executor(jobs: int) -> Iterator[_RunAll]:
+    """Runs side by side, each in a process with one thread; with one job, here."""
+    if jobs == 1:
+        yield lambda tasks: ((folder, run_one(*task)) for folder, task in tasks.items())
+        return
+    methods = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+
+        def run_all(tasks: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, str | None]]:
+            futures = {pool.submit(run_one, *task): folder for folder, task in tasks.items()}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+
+        yield run_all
+        pool.shutdown(cancel_futures=True)

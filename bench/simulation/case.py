@@ -1,0 +1,95 @@
+"""What every contestant of `embrace bench simulate` is given: files in a folder, written once.
+
+case.json       sizes
+stored.npy      samples of all devices, as a data set has them
+inputs.npy      ... as the model takes them
+labels.npy
+numbers.npy     which of them each device has
+seats.json      for every round the devices that take part, each with the seed of its task
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_runtime.data import from_arrays
+from federation.job import Plan, plan_from
+from federation.manifest import read_manifest
+from federation.weights import map_weights
+from simulation.datasets import Dataset
+from simulation.fleet import Scene, fleet_table
+from simulation.server import SimulatedServer
+from simulation.shared_samples import convert
+
+MOMENTUM, DECAY = 0.9, 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same for every contestant."""
+
+    model: str
+    bundle: str
+    devices: int = 128
+    cohort: int = 32
+    samples: int = 64  # of each device
+    steps: int = 10
+    batch: int = 32
+    rate: float = 0.01
+    workers: int = 2
+    rounds: int = 3  # that count; one more comes first
+
+    @property
+    def plan(self) -> Plan:
+        """The job of `embrace simulate`."""
+        rules = [{"rule": "weight_decay", "factor": DECAY}, {"rule": "momentum", "factor": MOMENTUM}]
+        return plan_from(
+            {
+                "bundle": self.bundle,
+                "num_rounds": 1 + self.rounds,
+                "participate": {"count": self.cohort},
+                "local": {"steps": self.steps, "batch": self.batch, "rate": str(self.rate), "rules": rules},
+                "simulate": {"devices": self.devices, "dataset": "case", "partitioner": "iid"},
+            }
+        )
+
+
+def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
+    """All files."""
+    np.save(folder / "stored.npy", stored)
+    np.save(folder / "labels.npy", labels)
+    converted, _ = convert(from_arrays(stored, labels, read_manifest(Path(case.bundle))))
+    np.save(folder / "inputs.npy", converted)
+    (folder / "case.json").write_text(json.dumps(asdict(case)))
+    scene = open_case(case, folder)
+    np.save(folder / "numbers.npy", np.stack([device.numbers for device in scene.devices]))
+    (folder / "seats.json").write_text(json.dumps(_seats(case, scene)))
+
+
+def read_case(folder: Path) -> Case:
+    return Case(**json.loads((folder / "case.json").read_text()))
+
+
+def open_case(case: Case, folder: Path) -> Scene:
+    """The fleet of `embrace simulate`, as if the samples were one of its data sets."""
+    stored, labels = (np.load(folder / f"{name}.npy") for name in ("stored", "labels"))
+    manifest = read_manifest(Path(case.bundle))
+    data = Dataset("case", stored, labels, stored[:1], labels[:1], manifest.output.shape[0])
+    return Scene(case.plan, fleet_table(case.plan, {}), Path(case.bundle), manifest, data)
+
+
+def _seats(case: Case, scene: Scene) -> list[list[tuple[int, int]]]:
+    weights = map_weights(scene.bundle / scene.manifest.weights.name, scene.manifest.space)
+    numbers = {device.id: number for number, device in enumerate(scene.devices)}
+    server = SimulatedServer(case.plan, scene.manifest, {d.id: d.profile for d in scene.devices}, weights)
+    found = []
+    for number in range(1 + case.rounds):
+        server.state = replace(server.state, number=number)
+        found.append([(numbers[seat.device], seat.task.seed) for seat in server.seats()])
+    return found

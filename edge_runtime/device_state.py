@@ -1,0 +1,67 @@
+"""What a device keeps between tasks, as files: one for each task that was answered, under the task's name.
+
+A file is written before the update is sent, and those of earlier tasks go when the coordinator has acknowledged it. So
+whenever the device dies, the file of the last task that counts is there; the coordinator names that task.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from edge_runtime.client import Client, Declined
+from edge_runtime.participant import Contribution, Kept
+from edge_runtime.state_file import load_state, save_state
+from federation.errors import InputError
+from federation.identity import is_plain
+
+log = logging.getLogger("embrace.agent")
+OVER = ("stopped", "done", "failed")  # states of a job that does not go on
+_SUFFIX = ".kept"
+
+
+class KeptFiles:
+    """The folder of one job."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self.folder = folder
+        self._durable = durable
+
+    def load(self, task: str) -> Kept | None:
+        path = self._path(task)
+        if not is_plain(task) or not path.is_file():
+            return None
+        try:
+            vectors, about = load_state(path)
+            return Kept(task, about["boundary"], vectors, tuple(map(float, about["walked"].split())))
+        except (InputError, KeyError, ValueError) as error:
+            log.warning("what was kept of task %s is lost: %s", task, error)
+            return None
+
+    def save(self, task: str, boundary: str, contribution: Contribution) -> None:
+        if contribution.kept:
+            about = {"boundary": boundary, "walked": " ".join(map(repr, contribution.walked))}
+            save_state(self._path(task), contribution.kept, about, durable=self._durable)
+
+    def tasks(self) -> list[str]:
+        """Of which there is something."""
+        return [path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}")]
+
+    def acknowledged(self, task: str, *, but: str | None = None) -> None:
+        """Nothing older is needed any more, except what somebody may come back to."""
+        for old in self.tasks():
+            if old not in (task, but):
+                self._path(old).unlink(missing_ok=True)
+
+    def _path(self, task: str) -> Path:
+        return self.folder / f"{task}{_SUFFIX}"
+
+
+def forget_finished(folder: Path, client: Client, besides: str) -> None:
+    """Remove the folders of jobs that are over. Those that this coordinator does not know may be another's."""
+    for other in folder.glob("*"):
+        with suppress(Declined):
+            if other.name != besides and is_plain(other.name) and client.job_state(other.name) in OVER:
+                shutil.rmtree(other, ignore_errors=True)

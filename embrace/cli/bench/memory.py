@@ -1,0 +1,131 @@
+"""`embrace bench memory`: how much memory training takes, predicted, measured, and in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embrace.cli import show
+from embrace.cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio, threads_of
+
+if TYPE_CHECKING:
+    from bench.device.memory import MemoryReport, Row
+
+LIMIT = 0.25  # of the weak tier relative to the strong one
+NAMES = {"torch": "PyTorch"}
+
+
+def memory(
+    model: Annotated[str, typer.Argument(help="A zoo name, a forward graph model.onnx, or a bundle.")] = "resnet20",
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples per step. Default: the bundle's.")] = None,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of every engine.")] = 1,
+    boundaries: Annotated[str, typer.Option(help="NAME,… or 'tiers' or 'all'.")] = "tiers",
+    engine: Annotated[str, typer.Option(help="portable, ort-training, or all that are available.")] = "all",
+    repeats: Annotated[int, typer.Option(min=1, help="Processes per case; the one in the middle counts.")] = 3,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted and measured memory: FILE.png")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a report: FILE.md")] = None,
+) -> None:
+    """Measure the peak memory of training from each boundary, beside the papers' formula and PyTorch eager.
+
+    Every case runs in fresh processes; peaks come on top of what the idle process has. Anonymous memory is the
+    process's own; file-backed memory (code, mapped files) the system can drop.
+
+    Example: embrace bench memory resnet20 --boundaries all --plot memory.png
+    """
+    check_targets(plot, out)
+    with show.progress("bench") as progress:
+        from bench.device.memory import bench_memory
+
+        found = bench_memory(
+            model,
+            batch=batch,
+            threads=threads,
+            boundaries=boundaries,
+            engine=engine,
+            repeats=repeats,
+            progress=progress,
+        )
+    if plot is not None:
+        draw(found, plot)
+    deliver(report_of(found, plot), out, summary(found) if json_ else None)
+
+
+def summary(found: MemoryReport) -> dict[str, Any]:
+    """All figures, as `--json` prints them. Bytes."""
+    return {
+        "model": found.model,
+        "batch": found.batch,
+        "threads": found.threads,
+        "device": found.device,
+        "cases": [
+            {
+                **asdict(row),
+                "relative": {
+                    "predicted": found.predicted_ratio(row),
+                    "training": found.training_ratio(row),
+                    "whole_round": found.round_ratio(row),
+                    "to_torch": found.to_torch(row),
+                },
+            }
+            for row in found.rows
+        ],
+        "notes": found.notes,
+    }
+
+
+def report_of(found: MemoryReport, plot: Path | None = None) -> Report:
+    title = f"{found.model}: memory of training at batch {found.batch}, {threads_of(found.threads)}"
+    pictures = {"predicted and measured memory by tier": plot} if plot else {}
+    return Report(title, [_table(found, title)], found.device, _bars(found), found.notes, pictures)
+
+
+def _table(found: MemoryReport, title: str) -> TextTable:
+    rows = [
+        (
+            f"{row.boundary} ({', '.join(row.tiers)})" if row.tiers else row.boundary,
+            NAMES.get(row.runner, row.runner),
+            megabytes(row.predicted),
+            *(megabytes(row.training.get(kind)) for kind in ("anonymous", "file_backed", "total")),
+            megabytes(row.round_anonymous) if row.whole_round else "–",
+            megabytes(row.idle.get("anonymous")),
+            f"{row.capacity:.3f}",
+            *map(ratio, (found.predicted_ratio(row), found.training_ratio(row), found.to_torch(row))),
+        )
+        for row in found.rows
+    ]
+    columns = (
+        *("boundary", "engine", "predicted", "anonymous", "file-backed", "total", "with frozen layers", "idle"),
+        *("capacity", "predicted / strong", "measured / strong", "measured / PyTorch"),
+    )
+    return TextTable(f"{title}; MB on top of the idle process", columns, rows, 2)
+
+
+def _bars(found: MemoryReport) -> list[str]:
+    """The promise about the weak tier, for every engine of ours."""
+    lines = []
+    for row in found.rows:
+        if "weak" not in row.tiers or row.runner == "torch":
+            continue
+        shares = {"training": found.training_ratio(row), "the round, frozen layers included": found.round_ratio(row)}
+        for what, share in shares.items():
+            if share is not None:
+                words = "met" if share <= LIMIT else "missed"
+                lines.append(f"{row.runner}: weak / strong, peak of {what}: {share:.3f}, at most {LIMIT:g}: {words}")
+    return lines
+
+
+def draw(found: MemoryReport, file: Path) -> None:
+    from bench.plots import plot_groups
+
+    shown: dict[str, Row] = {row.boundary: row for row in found.rows}
+    groups = [f"{name}\n({', '.join(row.tiers)})" if row.tiers else name for name, row in shown.items()]
+    series: dict[str, list[float | None]] = {"predicted": [row.predicted / 1e6 for row in shown.values()]}
+    for runner in found.runners:
+        peaks = [row.anonymous if (row := found.row(name, runner)) else None for name in shown]
+        series[NAMES.get(runner, runner)] = [peak / 1e6 if peak is not None else None for peak in peaks]
+    title = f"{found.model}: peak memory of training at batch {found.batch}"
+    plot_groups(title, groups, series, "MB of anonymous memory on top of the idle process", file)

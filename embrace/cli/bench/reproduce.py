@@ -1,0 +1,64 @@
+"""`embrace bench reproduce`: a table of a paper, measured beside published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embrace.cli import show
+from federation.errors import InputError
+
+
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="Which one; without it a list.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke, short, or full: the paper's own setting.")] = "short",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 2,
+    data_dir: Annotated[
+        Path | None, typer.Option(envvar="EMBRACE_DATA_DIR", help="Where data sets lie.", file_okay=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.", file_okay=False)] = Path("bench/results"),
+    runs: Annotated[
+        Path, typer.Option(help="Folder for the runs; what is there is not run again.", file_okay=False)
+    ] = Path("runs/reproduce"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; without it one for each core.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a table of a paper again: every row with the same data, seeds and choice of rates.
+
+    Writes reproduce-TABLE-SCALE.json, .md and .png. A command that was interrupted goes on where it was.
+
+    Example: embrace bench reproduce fedavg-table2 --scale short --data-dir data
+    """
+    import os
+
+    from bench.papers import TABLES
+
+    if table is None:
+        rows = [(found.name, found.tests, found.paper) for found in TABLES.values()]
+        show.console().print(show.table("tables", ("name", "what it tests", "paper"), rows, left=3))
+        return
+    if table not in TABLES:
+        raise InputError(f"no table named {table!r}, expected one of {', '.join(TABLES)}")
+    from bench.papers.picture import draw
+    from bench.papers.report import markdown, report
+    from bench.papers.runner import Workplace
+    from bench.papers.runner import reproduce as run
+
+    with show.progress(table) as progress:
+        place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1)
+        found = run(TABLES[table], scale, seeds, place, progress)
+    data = report(found)
+    text = markdown(data, found.table.columns)
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"reproduce-{table}-{scale}"
+    (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    (out / f"{name}.md").write_text(text, "utf-8")
+    draw(found, out, name)
+    if json_:
+        show.print_json(data)
+    else:
+        show.console().print(text, markup=False)
+        show.console().print(f"{out / name}: .json, .md, .png", markup=False)

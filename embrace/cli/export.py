@@ -1,0 +1,230 @@
+"""`embrace export`: a model becomes a bundle."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from embrace.cli import show
+from federation.capacity import capacity
+from federation.errors import InputError
+from federation.manifest import Boundary, Loss, LossName, Manifest
+
+if TYPE_CHECKING:
+    from model_export.source import ModelSource
+
+DTYPES = ("float32", "int64")
+
+
+def export(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A zoo name, path/to/file.py:factory, or a forward graph model.onnx."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write; absent or empty. Default: ./NAME")] = None,
+    input_: Annotated[str | None, typer.Option("--input", help="Input shape without the batch: 3,32,32")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Input type: float32 or int64 (tokens).")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Token inputs: ids are below this number.")] = None,
+    loss: Annotated[str | None, typer.Option(help="cross_entropy, bce_with_logits or mse.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread over all classes.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="Label that does not count.")] = None,
+    split: Annotated[str | None, typer.Option(help="Boundaries to export: NAME,NAME@STEPS,… Default: all.")] = None,
+    tiers: Annotated[
+        str | None, typer.Option(help="Largest boundary within a capacity: weak=0.16,moderate=0.42")
+    ] = None,
+    widths: Annotated[
+        str | None, typer.Option(help="Narrow models beside the boundaries, by their share of the channels: 0.45,0.2")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
+    list_: Annotated[bool, typer.Option("--list", help="Show the zoo and exit.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Turn a model into a bundle that stock ONNX Runtime can train from every layer boundary.
+
+    Example: embrace export resnet20 --out bundles/resnet20 --engine portable,ort-training
+
+    Example: embrace export mymodel.py:build --input 3,32,32 --tiers weak=0.16,moderate=0.42
+    """
+    if list_:
+        _list_zoo(json_)
+        return
+    if model is None:
+        raise InputError("say which model: a zoo name ('embrace export --list'), file.py:factory, or model.onnx")
+    started = time.perf_counter()
+    with show.progress("export") as report:
+        from model_export.bundle import Choices, export_bundle
+
+        choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine), _parse_widths(widths))
+        source = _source(model, input_, dtype, vocabulary, loss, batch, seed)
+        source = replace(source, loss=_adjusted(source.loss, label_smoothing, ignore_index))
+        target = out or Path(source.name)
+        manifest = export_bundle(source, target, choices, report)
+    _show_result(manifest, target, time.perf_counter() - started, json_)
+
+
+def _source(
+    model: str,
+    input_: str | None,
+    dtype: str | None,
+    vocabulary: int | None,
+    loss: str | None,
+    batch: int | None,
+    seed: int,
+) -> ModelSource:
+    from model_export.source import load_source
+
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
+    return load_source(
+        model,
+        input_shape=_parse_shape(input_),
+        input_dtype=dtype,
+        vocabulary=vocabulary,
+        loss=_parse_loss(loss),
+        batch=batch,
+        seed=seed,
+    )
+
+
+def _parse_shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = show.comma_list(text)
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"--input {text}: expected positive numbers separated by commas, e.g. 3,32,32")
+    return tuple(map(int, parts))
+
+
+def _parse_loss(name: str | None) -> Loss | None:
+    if name is None:
+        return None
+    if name not in get_args(LossName):
+        raise InputError(f"--loss {name}: expected {', '.join(get_args(LossName))}")
+    return Loss(name)  # type: ignore[arg-type]
+
+
+def _adjusted(loss: Loss, label_smoothing: float | None, ignore_index: int | None) -> Loss:
+    given = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    return replace(loss, **{name: value for name, value in given.items() if value is not None})
+
+
+def _parse_tiers(text: str | None) -> dict[str, float] | None:
+    if text is None:
+        return None
+    found = {}
+    for part in show.comma_list(text):
+        name, _, share = part.partition("=")
+        if name.strip() in found:
+            raise InputError(f"--tiers names {name.strip()!r} twice")
+        try:
+            found[name.strip()] = float(share)
+        except ValueError:
+            raise InputError(f"--tiers {part}: expected NAME=CAPACITY, e.g. weak=0.16") from None
+    return found
+
+
+def _parse_widths(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in show.comma_list(text)]
+    except ValueError:
+        raise InputError(
+            f"--widths {text}: expected numbers between 0 and 1 separated by commas, e.g. 0.45,0.2"
+        ) from None
+
+
+def _list_zoo(as_json: bool) -> None:
+    with show.progress("zoo"):
+        from model_export.zoo import ZOO
+
+        rows: list[dict[str, Any]] = [
+            {
+                "name": entry.name,
+                "parameters": entry.count_parameters(),
+                "input": list(entry.input_shape),
+                "dtype": entry.input_dtype,
+                "loss": entry.loss,
+                "tiers": {tier: place.boundary for tier, place in entry.tiers.items()},
+                "summary": entry.summary,
+            }
+            for entry in ZOO.values()
+        ]
+    if as_json:
+        show.print_json(rows)
+        return
+    cells = [
+        (r["name"], r["summary"], r["loss"], f"{show.shape(r['input'])} {r['dtype']}", show.number(r["parameters"]))
+        for r in rows
+    ]
+    show.console().print(show.table("zoo", ("name", "what", "loss", "input", "parameters"), cells, left=3))
+
+
+def summary(manifest: Manifest, directory: Path, seconds: float) -> dict[str, Any]:
+    """What an export made, as `--json` prints it."""
+    return {
+        "directory": str(directory),
+        "name": manifest.name,
+        "layers": len(manifest.layers),
+        "batch": manifest.batch,
+        "loss": manifest.loss.name,
+        "boundaries": [describe(manifest, boundary) for boundary in manifest.boundaries],
+        "tiers": manifest.tiers,
+        "notes": list(manifest.notes),
+        "files": len(manifest.files()) + 1,
+        "bytes": sum(ref.bytes for ref in manifest.files()),
+        "seconds": round(seconds, 3),
+    }
+
+
+def describe(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> dict[str, Any]:
+    """The figures of one boundary that both `export` and `inspect` show."""
+    return {
+        "name": boundary.name,
+        "tiers": [tier for tier, name in manifest.tiers.items() if name == boundary.name],
+        "width": boundary.width,
+        "parameters": manifest.weights_of(boundary),
+        "statistics": manifest.statistics_of(boundary),
+        "activations": boundary.activations * (batch or manifest.batch),
+        "capacity": capacity(manifest, boundary, batch),
+        "train_bytes": boundary.train.bytes if boundary.train else None,
+        "engines": engines(boundary),
+    }
+
+
+def engines(boundary: Boundary) -> list[str]:
+    """The engines that have graphs for a boundary."""
+    return [*(["portable"] if boundary.train else []), *(["ort-training"] if boundary.ort_training else [])]
+
+
+def _show_result(manifest: Manifest, directory: Path, seconds: float, as_json: bool) -> None:
+    facts = summary(manifest, directory, seconds)
+    if as_json:
+        show.print_json(facts)
+        return
+    rows = [
+        (
+            b["name"],
+            ", ".join(b["tiers"]),
+            ", ".join(b["engines"]),
+            show.number(b["parameters"]),
+            show.number(b["activations"]),
+            f"{b['capacity']:.3f}",
+            show.size(b["train_bytes"]) if b["train_bytes"] is not None else "–",
+        )
+        for b in facts["boundaries"]
+    ]
+    columns = ("boundary", "tier", "engines", "parameters p", "activations a", "capacity", "training graph")
+    layers = "1 layer" if facts["layers"] == 1 else f"{facts['layers']} layers"
+    title = f"{manifest.name}: {layers}, batch {manifest.batch}, loss {manifest.loss.name}"
+    screen = show.console()
+    screen.print(show.table(title, columns, rows, left=3))
+    for note in manifest.notes:
+        screen.print(f"note: {note}", markup=False)
+    written = f"{facts['files']} files, {show.size(facts['bytes'])}, in {directory} after {seconds:.1f} s"
+    screen.print(written, markup=False)
+    screen.print(f"next: embrace inspect {directory}\n      embrace verify {directory}", markup=False)

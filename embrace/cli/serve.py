@@ -1,0 +1,75 @@
+"""`embrace serve`: run a coordinator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from embrace.cli import show
+
+if TYPE_CHECKING:
+    from coordinator.server import Server
+
+
+def serve(
+    data: Annotated[Path, typer.Option(help="The coordinator's directory: database, weights, bodies.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8470]")] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="PEM file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file.")] = None,
+    insecure: Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without TLS.")] = None,
+    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    devices: Annotated[int, typer.Option(min=0, help="Devices that the printed token enrols; 0: no token.")] = 100,
+) -> None:
+    """Run a coordinator: the REST service that hands out tasks and aggregates updates. Ctrl-C ends it cleanly.
+
+    Settings may also stand in DIR/serve.toml or in the environment (EMBRACE_PORT=8470).
+
+    Example: embrace serve --data coordinator
+    """
+    from coordinator.server import Server
+    from coordinator.settings import load_settings
+    from coordinator.store.lock import sole_user
+
+    given = {
+        "host": host,
+        "port": port,
+        "tls_certificate": tls_certificate,
+        "tls_key": tls_key,
+        "insecure": insecure,
+        "database": database,
+        "log_level": log_level,
+    }
+    settings = load_settings(data, os.environ, given)
+    with sole_user(data):
+        server = Server(data, settings)
+        server.run(lambda url: _welcome(server, data, devices, url))  # tokens are made once it listens
+
+
+def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
+    from coordinator.settings import is_exposed
+
+    screen, admin = show.console(), server.registry.set_admin_token()
+    if is_exposed(server.settings):
+        screen.print(
+            f"warning: {server.settings.host} is visible to other machines and there is no TLS: whoever is on the way "
+            "can read the tokens",
+            style="yellow",
+        )
+    file = data / "admin.token"
+    if admin is not None:
+        file.touch(0o600)
+        file.write_text(admin + "\n")
+        screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
+    elif file.exists():
+        screen.print(f"administrator's token, as before: {file}", markup=False)
+    else:  # whoever runs it may keep the token elsewhere
+        screen.print(f"administrator's token, as before; it is not in {file} any more", markup=False)
+    if devices:
+        enrolment = server.registry.invite(devices, 7 * 86400)
+        screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
+    screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False)

@@ -1,0 +1,118 @@
+"""`embrace verify`: does a bundle compute what its source computes?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from embrace.cli import show
+from federation.errors import VerificationError
+from federation.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from model_export.verify import Comparison
+
+TOLERANCE = 1e-4
+KINDS = ("loss", "gradients", "statistics")
+
+
+def verify(
+    directory: Annotated[Path, typer.Argument(help="A bundle, as 'embrace export' wrote it.")],
+    source: Annotated[
+        str | None, typer.Option(help="Where the model is now, if it moved: file.py:factory or model.onnx")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest relative error allowed.")] = TOLERANCE,
+    batch: Annotated[int, typer.Option(min=2, help="Samples in each random batch.")] = 4,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare a bundle with its source: every layer's output, every loss, gradient and new statistic.
+
+    Exits with 1 if anything differs by more than the tolerance.
+
+    Example: embrace verify bundles/resnet20
+    """
+    read_manifest(directory)  # a wrong directory is answered before PyTorch is loaded
+    with show.progress("verify") as report:
+        from model_export.verify import verify_bundle
+
+        results = verify_bundle(directory, source_reference=source, batch=batch, tolerance=tolerance, progress=report)
+    if json_:
+        show.print_json(summary(results, directory, tolerance))
+    else:
+        print_results(results, tolerance)
+    refuse(results, tolerance)
+
+
+def refuse(results: list[Comparison], tolerance: float) -> None:
+    """Fail if the largest error is above the tolerance."""
+    worst = max(results, key=lambda result: result.largest())
+    if not worst.largest() <= tolerance:
+        raise VerificationError(
+            f"boundary {worst.boundary}, engine {worst.engine}: {worst.worst} is off by {worst.largest():.2e}, "
+            f"more than the tolerance {tolerance:g}"
+        )
+
+
+def summary(results: list[Comparison], directory: Path, tolerance: float) -> dict[str, Any]:
+    """All errors, as `--json` prints them; an error that is no number is null and counts as failed."""
+    largest = max(result.largest() for result in results)
+    return {
+        "directory": str(directory),
+        "tolerance": tolerance,
+        "passed": largest <= tolerance,
+        "largest": _finite(largest),
+        "results": [
+            {
+                "boundary": result.boundary,
+                "engine": result.engine,
+                "inputs": result.inputs,
+                "largest": _finite(result.largest()),
+                "worst": result.worst,
+                "skipped": result.skipped,
+                "errors": {kind: _finite(result.largest(kind)) for kind in _kinds(result)},
+            }
+            for result in results
+        ],
+    }
+
+
+def print_results(results: list[Comparison], tolerance: float) -> None:
+    """The table of errors and the verdict."""
+    rows = [
+        (
+            result.boundary,
+            result.engine,
+            result.worst,
+            *(_error(result, kind, tolerance) for kind in ("layers", *KINDS)),
+            result.inputs,
+        )
+        for result in results
+    ]
+    columns = ("boundary", "engine", "worst tensor", "outputs", "loss", "gradients", "statistics", "inputs")
+    screen = show.console()
+    screen.print(show.table("largest relative error", columns, rows, left=3))
+    for reason in dict.fromkeys(result.skipped for result in results if result.skipped):
+        screen.print(f"note: {reason}", markup=False)
+    largest = max(result.largest() for result in results)
+    verdict = Text("PASS", "bold green") if largest <= tolerance else Text("FAIL", "bold red")
+    screen.print(Text.assemble(verdict, f": largest relative error {largest:.2e}, tolerance {tolerance:g}"))
+
+
+def _kinds(result: Comparison) -> list[str]:
+    return sorted({kind for kind, _ in result.tensors})
+
+
+def _error(result: Comparison, kind: str, tolerance: float) -> Text:
+    if kind not in _kinds(result):
+        return Text("–")
+    value = result.largest(kind)
+    return Text(f"{value:.1e}", "" if value <= tolerance else "bold red")
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,284 @@
+"""`embrace job watch`: a job as it goes. A live view on a terminal, a line per round elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from embrace.cli import show
+from federation.errors import EmbraceError, InputError
+
+if TYPE_CHECKING:
+    from coordinator.admin_client import AdminClient
+
+OVER = ("done", "failed", "stopped")
+REFRESH = 0.25  # seconds: what happened long ago is not shown step by step
+AGAIN, PATIENCE = 1.0, 600.0  # seconds: between attempts to reach a coordinator, and for all of them
+MOST_ROUNDS, MOST_NOTES = 10, 4
+PARTS = ("download", "forward", "training")  # of the time of an update; all others are the rest
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that whoever watches should know."""
+
+    text: str
+    round: int
+    about: tuple[str, ...] = ()  # the newest note of what it is about takes the place of older ones
+    passing: bool = False  # true only while its round is open
+
+
+def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
+    """What an event means, in words; None for what the tables show anyway."""
+    body, kind = event["body"], event["kind"]
+    number = int(body["version"] - 1 if kind == "Evaluated" else body.get("round", _round_of(body.get("task", ""))))
+    device = names.get(body.get("device", ""), body.get("device", ""))
+    if kind == "WarnLayerUncovered":
+        text = f"nobody trains {', '.join(body['layers'])}"
+    elif kind == "TaskFailed":
+        text = f"{device} gave up, {body['reason']}" + (f": {body['message']}" if body["message"] else "")
+    elif kind == "DeviceUnfit":
+        text = f"{device} cannot take part: {body['message']}"
+    elif kind == "RejectUpdate":
+        text = f"an update of {device} does not count, {body['reason']}"
+    elif kind == "WaitForDevices":
+        text = f"waiting for {body['count']} more device{'s' if body['count'] != 1 else ''}"
+    elif kind == "WaitForUpdates":
+        text = f"the deadline is over; waiting for {body['count']} more update{'s' if body['count'] != 1 else ''}"
+    elif kind == "RoundAbandoned":
+        text = f"given up: {body['reason']}"
+    elif kind == "Evaluated" and "error" in body:
+        text = f"version {body['version']} could not be scored, {body['error']}"
+    else:
+        return None
+    return Note(f"round {number}: {text}", number, (kind, device), passing=kind.startswith("WaitFor"))
+
+
+def _round_of(task: str) -> str:
+    """A task is called JOB-ROUND-SEAT-ATTEMPT."""
+    return task.split("-")[1] if task else "0"
+
+
+@dataclass
+class Watched:
+    """What is known of a job: fetched again and again, but for names, which do not change."""
+
+    client: AdminClient
+    id: str
+    names: dict[str, str] = field(default_factory=dict)  # of devices, by id
+    notes: list[Note] = field(default_factory=list)
+    job: dict[str, Any] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    scores: dict[int, dict[str, float]] = field(default_factory=dict)  # by version
+    timings: dict[str, dict[str, float]] = field(default_factory=dict)  # of each device's last update
+    silent: str = ""  # why the coordinator does not answer
+
+    def hear(self, event: Mapping[str, Any]) -> Note | None:
+        self._learn_names({event["body"].get("device")})
+        note = note_of(event, self.names)
+        if note is not None and event["kind"] != "DeviceUnfit":  # the job itself knows who is unfit now
+            self.notes = [*(known for known in self.notes if known.about != note.about), note][-MOST_NOTES:]
+        return note
+
+    def look(self) -> None:
+        """Ask the coordinator how things stand."""
+        self.job = self.client.call("GET", f"/jobs/{self.id}")
+        self.rounds = self.client.call("GET", f"/jobs/{self.id}/rounds")
+        self.scores = scores_of(self.client.call("GET", f"/jobs/{self.id}/metrics"))
+        first = max(0, len(self.rounds) - 2)
+        for row in self.client.call("GET", f"/jobs/{self.id}/timings", params={"first_round": first}):
+            self.timings[row["device"]] = row["seconds"]
+        self._learn_names({seat["member"]["device"] for seat in self.seats} | set(self.job["unfit"]))
+        self.silent = ""
+
+    def _learn_names(self, devices: set[str | None]) -> None:
+        if devices - self.names.keys() - {None}:
+            self.names = {row["id"]: row["name"] for row in self.client.call("GET", "/devices")}
+
+    @property
+    def seats(self) -> list[dict[str, Any]]:
+        return list((self.job.get("round") or {}).get("body", {}).get("slots", []))
+
+    @property
+    def over(self) -> bool:
+        return self.job.get("state") in OVER
+
+    def view(self, height: int) -> Group:
+        """All of it, in so many lines."""
+        now = len(self.rounds) - 1
+        notes = [note.text for note in self.notes if note.round >= now - (not note.passing) and not self.over]
+        notes += unfit_lines(self.job, self.names)[:MOST_NOTES]
+        room = max(4, height - len(notes) - 14)  # for rows of both tables
+        seats = self.seats[: max(2, room - min(len(self.rounds), MOST_ROUNDS, room // 2))]
+        rounds = self.rounds[-min(MOST_ROUNDS, max(2, room - len(seats))) :]
+        bar = Table.grid()  # which ends its line, as the bar itself does not
+        bar.add_row(ProgressBar(self.job["plan"]["num_rounds"], self.job["version"], width=60))
+        told = (_line(note, "yellow") for note in notes)
+        return Group(self._title(), bar, *told, rounds_table(rounds, self.scores), *self._devices(seats))
+
+    def _title(self) -> Text:
+        job, state = self.job, self.job["state"]
+        style = {"failed": "bold red", "paused": "bold yellow", "done": "bold green"}.get(state, "bold")
+        ended = max((row["closed_at"] or 0.0 for row in self.rounds), default=0.0) if self.over else time.time()
+        passed = time.strftime("%H:%M:%S", time.gmtime(max(0.0, ended - job["created_at"])))
+        title = Text.assemble(
+            (f"{job['name'] or 'job'} {job['id']}: ", "bold"),
+            (state, style),
+            f", {job['version']} of {job['plan']['num_rounds']} rounds in {passed}",
+        )
+        if job["message"]:
+            title.append(f"\n{job['message']}", "red")
+        return title.append(f"\n{self.silent}", "yellow") if self.silent else title
+
+    def _devices(self, seats: Rows) -> tuple[Any, ...]:
+        if not seats:
+            return (Text("no device has been invited yet"),)
+        rows = [self._device(seat) for seat in seats]
+        columns = ("device", "from", "state", "download", "frozen", "training", "rest")
+        others = Counter(seat["state"] for seat in self.seats[len(seats) :])
+        title = f"round {self.job['round']['number']}, and seconds of each device's last update"
+        title += f"; not shown: {', '.join(f'{n} {state}' for state, n in others.items())}" if others else ""
+        return _line(title, "bold"), show.table("", columns, rows, left=3)
+
+    def _device(self, seat: Mapping[str, Any]) -> tuple[str, ...]:
+        member, attempts = seat["member"], len(seat["holders"])
+        state = seat["state"] if attempts < 2 else f"{seat['state']} ({attempts})"
+        spent = self.timings.get(member["device"], {})
+        parts = [spent.get(part) for part in PARTS]
+        rest = spent["wall"] - sum(part or 0.0 for part in parts) if "wall" in spent else None
+        seconds = ("–" if value is None else f"{max(0.0, value):.2f}" for value in (*parts, rest))
+        name = self.names.get(member["device"], member["device"])
+        return (_short(name, 20), _short(member["boundary"], 14), state, *seconds)
+
+
+def unfit_lines(job: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Devices that can train nothing of a job, and why."""
+    return [f"{names.get(device, device)} cannot take part: {why}" for device, why in job["unfit"].items()]
+
+
+def _line(text: str, style: str) -> Text:
+    """One line, whatever the width of the screen."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
+    """Scores by version."""
+    found: dict[int, dict[str, float]] = {}
+    for row in metrics:
+        found.setdefault(row["version"], {})[row["name"]] = row["value"]
+    return found
+
+
+def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, samples: bool = False) -> Any:
+    """The rounds that are over, and the one that is not. Round n makes version n + 1."""
+    known = next((name for name in ("accuracy", "mean_loss") if any(name in row for row in scores.values())), None)
+    in_parts = any("parts" in row["summary"] for row in rounds)
+    rows = []
+    for row in rounds:
+        told, took = row["summary"], (row["closed_at"] or time.time()) - row["opened_at"]
+        cells = [row["number"], row["state"], told.get("updates", "–")]
+        cells += [told.get("samples", "–")] if samples else []
+        cells += [_parts(told)] if in_parts else []
+        cells.append(_loss(told.get("loss")))
+        if known:
+            value = scores.get(row["number"] + 1, {}).get(known) if row["state"] == "committed" else None
+            cells.append("–" if value is None else f"{value:.1%}" if known == "accuracy" else f"{value:.4f}")
+        received = show.size(told["bytes_up"]) if "bytes_up" in told else "–"
+        rows.append((*cells, received, f"{max(0.0, took):.1f}"))
+    columns = ["round", "state", "updates", *(["samples"] if samples else [])]
+    columns += [*(["parts averaged"] if in_parts else []), "training loss"]
+    columns += [known.replace("_", " ")] if known else []
+    return show.table("rounds", (*columns, "received", "seconds"), rows, left=2)
+
+
+def _parts(told: Mapping[str, Any]) -> str:
+    """How much of the model a round synchronised: FedLAMA's layers, or parts that take turns."""
+    return f"{len(told['parts'])} of {len(told['facts']['sync']['changed'])}" if "parts" in told else "–"
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def follow(client: AdminClient, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
+    """Events of a job until it is over; None when there is none for a moment; an error while nobody answers."""
+    last, heard = 0, time.monotonic()
+    while True:
+        try:
+            for event in client.events(job, last, pulse=True):
+                heard = time.monotonic()
+                last = last if event is None else event["id"]
+                yield event
+            if client.call("GET", f"/jobs/{job}")["state"] in OVER:
+                return
+        except InputError:  # it answers, and the answer is no
+            raise
+        except EmbraceError as error:
+            if time.monotonic() - heard > PATIENCE:
+                raise
+            yield error
+        time.sleep(AGAIN)
+
+
+def watch_live(client: AdminClient, job: str) -> str:
+    """The live view; the state that the job ended in."""
+    from rich.live import Live
+
+    watched, screen, shown = Watched(client, job), show.console(), 0.0
+    watched.look()
+    with Live(console=screen, auto_refresh=False) as live:
+        for event in follow(client, job):
+            try:
+                if isinstance(event, EmbraceError):
+                    watched.silent = f"{event}; trying again"
+                elif event is not None:
+                    watched.hear(event)
+                if event is None or time.monotonic() - shown > REFRESH:
+                    shown = time.monotonic()
+                    if not isinstance(event, EmbraceError):
+                        watched.look()
+                    live.update(watched.view(screen.size.height), refresh=True)
+            except InputError:
+                raise
+            except EmbraceError as error:  # between two events
+                watched.silent = f"{error}; trying again"
+        watched.look()
+        live.update(watched.view(screen.size.height), refresh=True)
+    return str(watched.job["state"])
+
+
+def watch_lines(client: AdminClient, job: str) -> str:
+    """A line for every round, score and note, for files and pipes; the state that the job ended in."""
+    watched = Watched(client, job)
+    for event in follow(client, job):
+        if event is None or isinstance(event, EmbraceError):
+            continue
+        note, body = watched.hear(event), event["body"]
+        line = note.text if note else None
+        if event["kind"] == "RoundCommitted":
+            line = f"round {body['round']}: {body['updates']} updates, training loss {_loss(body['loss'])}, " + (
+                f"{show.size(body['bytes_up'])} received"
+            )
+        elif event["kind"] == "Evaluated" and "error" not in body:
+            scores = {"loss": body.get("mean_loss"), "accuracy": body.get("accuracy")}
+            told = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+            line = f"version {body['version']}: " + ", ".join(told)
+        if line:
+            show.console().print(line, markup=False)
+    watched.look()
+    told = f": {watched.job['message']}" if watched.job["message"] else ""
+    show.console().print(f"{watched.job['state']}, version {watched.job['version']}{told}", markup=False)
+    return str(watched.job["state"])

@@ -1,0 +1,307 @@
+"""A round as one state machine: facts go in; a new round, and what to do about it, come out. Time is an argument.
+
+    selecting ──► collecting ──► closing ──► committed
+        └──────────────┴────────────┴──────► abandoned
+
+`advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when somebody last looked at
+the clock. A round is an immutable value; the same facts in the same order give the same round, after a restart too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Final, Literal, get_args
+
+from federation import cohort as seats
+from federation.axes.participate import OnMissingQuorum, Participation
+from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskFailed, UpdateArrived
+from federation.errors import EmbraceError, InputError
+
+State = Literal["selecting", "collecting", "closing", "committed", "abandoned"]
+
+
+class RoundError(EmbraceError):
+    """A command that the round's state does not allow, such as committing what is not closed; nothing has changed."""
+
+    status: ClassVar[int] = 409
+
+
+@dataclass(frozen=True)
+class Round:
+    """Everything about a round; `open_round` makes one."""
+
+    number: int
+    seed: int
+    opened_at: float
+    lease: float  # seconds for a task
+    offer: float  # seconds to come for it
+    patience: float | None  # seconds from the first offers to the deadline
+    on_missing_quorum: OnMissingQuorum
+    state: State = "selecting"
+    slots: tuple[Seat, ...] = ()
+    wanted: int = 0  # draws that make it complete
+    quorum: int = 0
+    deadline: float | None = None
+    overdue: bool = False  # the deadline came without a quorum; closes as soon as there is one
+    reason: str = ""  # why it was abandoned
+
+    def __post_init__(self) -> None:
+        if self.number < 0 or not (0 < self.lease < math.inf and 0 < self.offer < math.inf):
+            raise InputError(f"round {self.number}: expected a number from 0, lease and offer above 0 seconds")
+        if self.state not in get_args(State) or [seat.number for seat in self.slots] != list(range(len(self.slots))):
+            raise InputError(f"round {self.number}: expected a state and slots numbered from 0, got {self.state!r}")
+        least = self.quorum if self.state in ("closing", "committed") else 0
+        begun = bool(self.slots) or self.state in ("selecting", "abandoned")
+        if not begun or not least <= self.arrived <= self.wanted:
+            raise InputError(f"round {self.number} is {self.state}, with {self.arrived} of {self.wanted} arrived")
+
+    @property
+    def counted(self) -> tuple[Seat, ...]:
+        """What is summed, in the order of the slots: the order of arrival makes no difference."""
+        return tuple(seat for seat in self.slots if seat.state == "arrived")
+
+    @cached_property
+    def arrived(self) -> int:
+        """Draws that were answered: an update that counts twice is two of them."""
+        return sum(seat.count for seat in self.slots if seat.state == "arrived")
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When time alone changes something next."""
+        deadline = [] if self.deadline is None or self.overdue else [self.deadline]
+        times = [*deadline, *(seat.until for seat in self.slots if seat.running)]
+        return min(times, default=None) if self.state == "collecting" else None
+
+    def seat_of(self, device: str) -> Seat | None:
+        """What a device is offered, holds or has answered; never more than one."""
+        return next((seat for seat in self.slots if not seat.free and seat.member.device == device), None)
+
+
+@dataclass(frozen=True)
+class DevicesAvailable:  # they want something to do
+    members: tuple[Member, ...] = ()  # in the order in which they are to be served
+    cohort: Cohort | None = None  # while selecting: drawn from all that are there
+
+
+@dataclass(frozen=True)
+class DevicesLeft:  # they said goodbye or were shut out; who just vanishes lets its lease run out
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing but time."""
+
+
+@dataclass(frozen=True)
+class Resumed:  # the coordinator was down, or the job paused; this is held against nobody
+    outage: float  # seconds
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.outage < math.inf:
+            raise InputError(f"outage: expected seconds from 0, got {self.outage}")
+
+
+@dataclass(frozen=True)
+class CloseRequested:
+    """The deadline is now."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The new version is on disk."""
+
+
+@dataclass(frozen=True)
+class Abandon:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:  # the job ends; a round that is closing is still brought to its end
+    reason: str = "the job was stopped"
+
+
+@dataclass(frozen=True)
+class CloseRound:  # sum these, in this order
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True)
+class WarnLayerUncovered:
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoundAbandoned:
+    reason: str
+
+
+@dataclass(frozen=True)
+class WaitForDevices:  # so many are missing to begin, or so many seats are free: answer with DevicesAvailable
+    count: int
+
+
+@dataclass(frozen=True)
+class WaitForUpdates:  # the deadline has passed, and so many are missing for a quorum
+    count: int
+
+
+Event = DevicesAvailable | DevicesLeft | seats.SeatFact | Tick | Resumed | CloseRequested | Committed | Abandon | Stop
+Effect = seats.SeatEffect | CloseRound | WarnLayerUncovered | RoundAbandoned | WaitForDevices | WaitForUpdates
+Step = tuple[Round, list[Effect]]
+
+_S, _L, _C, _D, _A = get_args(State)
+# What leads where; None is a RoundError. The last four are conditions, looked at after each fact and as time passes.
+_TABLE: Final[Mapping[type[Event] | str, tuple[State | None, ...]]] = {
+    # in state         selecting  collecting  closing  committed  abandoned
+    DevicesAvailable: (_S, _L, _C, _D, _A),
+    DevicesLeft:      (_S, _L, _C, _D, _A),
+    LeaseTaken:       (_S, _L, _C, _D, _A),
+    UpdateArrived:    (_S, _L, _C, _D, _A),
+    TaskFailed:       (_S, _L, _C, _D, _A),
+    Tick:             (_S, _L, _C, _D, _A),
+    Resumed:          (_S, _L, _C, _D, _A),
+    CloseRequested:   (None, _L, _C, _D, _A),
+    Committed:        (None, None, _D, _D, None),
+    Abandon:          (_A, _A, _A, None, _A),
+    Stop:             (_A, _A, _C, _D, _A),
+    "seated":         (_L, None, None, None, None),
+    "complete":       (None, _C, None, None, None),
+    "due":            (None, _C, None, None, None),
+    "hopeless":       (None, _A, None, None, None),
+}  # fmt: skip
+TRANSITIONS: Final[Mapping[tuple[State, type[Event] | str], State]] = {
+    (state, trigger): to for trigger, row in _TABLE.items() for state, to in zip(get_args(State), row) if to is not None
+}
+
+
+def open_round(number: int, seed: int, rule: Participation, now: float, *, lease: float, offer: float) -> Round:
+    """A new round, waiting for its devices."""
+    return Round(number, seed, now, lease, offer, rule.deadline, rule.on_missing_quorum)
+
+
+def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
+    """The round after a fact at a time, and what is to be done."""
+    if not math.isfinite(now):
+        raise InputError(f"now: expected a finite time, got {now}")
+    resumed = _shifted(round, event.outage) if isinstance(event, Resumed) else round
+    round, effects = _settle(_pass_time(resumed, now), now)
+    to = TRANSITIONS.get((round.state, type(event)))
+    if to is None:
+        raise RoundError(f"round {round.number} is {round.state}: {type(event).__name__} is not possible")
+    round, more = _settle(_enter(_apply(round, event, now), to), now)
+    return round, (*effects, *more)
+
+
+_HEAD: Final = tuple(field.name for field in fields(Round) if field.name != "slots")
+
+
+def encode_head(round: Round) -> dict[str, Any]:
+    """A round but for its seats, which are kept one by one: a fact changes one of them, and a round has many."""
+    return {name: getattr(round, name) for name in _HEAD}
+
+
+def encode_seat(seat: Seat) -> dict[str, Any]:
+    return {**vars(seat), "member": dict(vars(seat.member))}
+
+
+def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]]) -> Round:
+    """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between."""
+    try:
+        rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in seats)
+        return Round(**head, slots=tuple(Seat(**row) for row in rows))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"this is no round: {error}") from None
+
+
+def _enter(step: Step, to: State) -> Step:
+    round, effects = step
+    if to == round.state:
+        return step
+    entered: dict[State, Effect] = {"closing": CloseRound(round.counted), "abandoned": RoundAbandoned(round.reason)}
+    return replace(round, state=to), [*effects, entered[to]] if to in entered else effects
+
+
+def _settle(step: Step, now: float) -> Step:
+    """Follow the conditions that hold."""
+    round, arrived = step[0], step[0].arrived
+    passed = now >= (math.inf if round.deadline is None else round.deadline)
+    for condition, holds in (
+        ("seated", bool(round.slots)),
+        ("complete", arrived >= round.wanted),
+        ("due", passed and arrived >= round.quorum),
+        ("hopeless", passed and arrived < round.quorum and round.on_missing_quorum == "fail"),
+    ):
+        to = TRANSITIONS.get((step[0].state, condition))
+        if holds and to is not None:
+            why = f"{arrived} of {round.quorum} at the deadline" if condition == "hopeless" else ""
+            step = _enter((replace(step[0], reason=why), step[1]), to)
+    if passed and step[0].state == "collecting" and not round.overdue:
+        return replace(step[0], overdue=True), [*step[1], WaitForUpdates(round.quorum - arrived)]
+    return step
+
+
+def _pass_time(round: Round, now: float, left: tuple[str, ...] = ()) -> Step:
+    if round.state != "collecting":
+        return round, []
+    slots, freed = seats.run_out(round.slots, now, left)
+    return (replace(round, slots=slots), [WaitForDevices(freed)]) if freed else (round, [])
+
+
+def _shifted(round: Round, outage: float) -> Round:
+    slots = tuple(replace(seat, until=seat.until + outage) for seat in round.slots)
+    deadline = round.deadline if round.deadline is None or round.overdue else round.deadline + outage
+    return replace(round, slots=slots, deadline=deadline) if round.state == "collecting" else round
+
+
+def _apply(round: Round, event: Event, now: float) -> Step:
+    """What a fact does to the seats; what it does to the state is in the table."""
+    collecting = round.state == "collecting"
+    match event:
+        case DevicesAvailable(cohort=Cohort() as cohort) if round.state == "selecting":
+            return _begin(round, cohort, now)
+        case DevicesAvailable(members) if collecting:
+            slots, offered = seats.hand_out(round.slots, members, now, now + round.offer)
+            return replace(round, slots=slots), [*map(seats.OfferTask, offered)]
+        case DevicesLeft(devices):
+            return _pass_time(round, now, devices)
+        case LeaseTaken(device, slot):
+            return _put(round, *_seat(round, slot).leased_to(device, now + round.lease, closed=not collecting))
+        case UpdateArrived(device, slot, attempt):
+            return _put(round, *_seat(round, slot).answered_by(device, attempt, closed=not collecting))
+        case TaskFailed(device, slot, attempt) if collecting:
+            seat = _seat(round, slot)
+            failed = seat.failed_by(device, attempt, now + round.offer)
+            return _put(round, failed, WaitForDevices(1)) if failed is not seat else (round, [])
+        case CloseRequested() if collecting and (round.deadline is None or now < round.deadline):
+            return replace(round, deadline=now), []
+        case Abandon(reason) | Stop(reason) if TRANSITIONS[round.state, type(event)] != round.state:
+            return replace(round, reason=reason), []
+    return round, []
+
+
+def _begin(round: Round, cohort: Cohort, now: float) -> Step:
+    if cohort.missing:
+        return round, [WaitForDevices(cohort.missing)]
+    slots = tuple(seat.offered_to(seat.member, now + round.offer) for seat in cohort.seats)
+    deadline = None if round.patience is None else now + round.patience
+    begun = replace(round, slots=slots, wanted=cohort.wanted, quorum=cohort.quorum, deadline=deadline)
+    warnings = [WarnLayerUncovered(cohort.uncovered)] if cohort.uncovered else []
+    return begun, [*warnings, *map(seats.OfferTask, slots)]
+
+
+def _seat(round: Round, number: int) -> Seat:
+    return round.slots[number] if 0 <= number < len(round.slots) else _NOWHERE
+
+
+def _put(round: Round, seat: Seat, effect: Effect) -> Step:
+    if seat is _seat(round, seat.number) or seat is _NOWHERE:
+        return round, [effect]
+    return replace(round, slots=(*round.slots[: seat.number], seat, *round.slots[seat.number + 1 :])), [effect]
+
+
+_NOWHERE: Final = Seat(0, Member("nobody", "nowhere", 1), state="expired")  # like a seat never offered to who asks

@@ -1,0 +1,143 @@
+"""Depthwise convolutions on channel-major tensors, [channels, pixels, N].
+
+A depthwise convolution is a small linear map of one channel's pixels. Per tile that map is a matrix, made from the
+channel's few weights by a product with a constant 0/1 tensor; applying it to all tiles and the whole batch is one
+matrix product per channel. More multiplications than the definition asks for, but at the speed of matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_export.autodiff.engine import Context
+from model_export.autodiff.layouts.tiles import Size, pick, places_in
+from model_export.autodiff.rules.convolution import Window
+
+SMALL = 64  # images of at most so many pixels are one tile
+
+
+def plane_order(size: Size) -> np.ndarray:
+    """The order of pixels in channel-major tensors: as 4x4 tiles come out, or row by row."""
+    numbers = np.arange(size[0] * size[1])
+    if len(numbers) <= SMALL or size[0] % 4 or size[1] % 4:
+        return numbers
+    h, w = np.divmod(numbers, size[1])
+    return np.lexsort((w // 4, h // 4, w % 4, h % 4))
+
+
+@dataclass(frozen=True)
+class PlanePlan:
+    """One direction of a depthwise convolution: which source pixels make which target pixels, tile by tile."""
+
+    source: Size
+    target: Size
+    selection: np.ndarray  # [taps, target pixels of a tile, source pixels of a tile], 0 or 1
+    taken: np.ndarray  # [source pixels of a tile * tiles]: places in the source, one number more for zero
+    made: np.ndarray  # [target pixels of a tile * tiles]: target pixel numbers, -1 beyond the edge
+
+
+def forward_plan(window: Window) -> PlanePlan:
+    """From the input to the output."""
+    edge = 2 if max(window.strides) > 1 else 4
+    tile = _tile(window.out, window.size, (edge, edge))
+    axes = [_forward_axis(window, axis, tile[axis], tile == window.out) for axis in (0, 1)]
+    return _plan(window, _size(window.size), _size(window.out), tile, axes)
+
+
+def gradient_plan(window: Window) -> PlanePlan:
+    """From the gradient of the output to that of the input."""
+    # A tile of the input must span whole strides, so that every tile meets the output in the same way.
+    tile = _tile(window.size, window.out, _size(tuple(4 if 4 % s == 0 else s for s in window.strides)))
+    axes = [_backward_axis(window, axis, tile[axis], tile == window.size) for axis in (0, 1)]
+    return _plan(window, _size(window.out), _size(window.size), tile, axes)
+
+
+def _size(values: tuple[int, ...]) -> Size:
+    return values[0], values[1]
+
+
+def _tile(target: tuple[int, ...], source: tuple[int, ...], small: Size) -> Size:
+    """The whole image if there are few pixels, else a small tile."""
+    return _size(target) if math.prod(target) <= SMALL and math.prod(source) <= SMALL else small
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis of a tile: where its source pixels start, how far tiles are apart, and which taps connect them."""
+
+    start: int
+    step: int
+    length: int
+    links: np.ndarray  # [taps, target, source], 0 or 1
+
+
+def _forward_axis(window: Window, axis: int, tile: int, whole: bool) -> _Axis:
+    stride, dilation, pad, taps = window.strides[axis], window.dilations[axis], window.begin[axis], window.kernel[axis]
+    start, length = (0, window.size[axis]) if whole else (-pad, (tile - 1) * stride + (taps - 1) * dilation + 1)
+    links = np.zeros((taps, tile, length), np.float32)
+    for tap in range(taps):
+        for place in range(tile):
+            met = place * stride + tap * dilation - pad - start
+            if 0 <= met < length:
+                links[tap, place, met] = 1.0
+    return _Axis(start, tile * stride, length, links)
+
+
+def _backward_axis(window: Window, axis: int, tile: int, whole: bool) -> _Axis:
+    stride, dilation, pad, taps = window.strides[axis], window.dilations[axis], window.begin[axis], window.kernel[axis]
+    start = 0 if whole else -((taps - 1) * dilation - pad) // stride  # the first output that reaches pixel 0, or before
+    last = window.out[axis] - 1 if whole else (tile - 1 + pad) // stride
+    links = np.zeros((taps, tile, last - start + 1), np.float32)
+    for tap in range(taps):
+        for place in range(tile):
+            met, rest = divmod(place + pad - tap * dilation, stride)
+            if rest == 0 and start <= met <= last:
+                links[tap, place, met - start] = 1.0
+    return _Axis(start, tile // stride, last - start + 1, links)
+
+
+def _plan(window: Window, source: Size, target: Size, tile: Size, axes: list[_Axis]) -> PlanePlan:
+    counts = [-(-target[i] // tile[i]) for i in (0, 1)]
+    a, b = axes
+    i, j, p, q = np.ogrid[: a.length, : b.length, : counts[0], : counts[1]]
+    h, w = p * a.step + i + a.start, q * b.step + j + b.start
+    inside = (h >= 0) & (h < source[0]) & (w >= 0) & (w < source[1])
+    pixels = np.where(inside, h * source[1] + w, source[0] * source[1]).reshape(-1)
+    i, j, p, q = np.ogrid[: tile[0], : tile[1], : counts[0], : counts[1]]
+    h, w = p * tile[0] + i, q * tile[1] + j
+    made = np.where((h < target[0]) & (w < target[1]), h * target[1] + w, -1).reshape(-1)
+    selection = np.einsum("iab,jcd->ijacbd", a.links, b.links)
+    shape = (math.prod(window.kernel), tile[0] * tile[1], a.length * b.length)
+    return PlanePlan(source, target, selection.reshape(shape), places_in(plane_order(source))[pixels], made)
+
+
+def take_tiles(context: Context, x: str, plan: PlanePlan, channels: int) -> str:
+    """[C, pixels, N] -> [C, source pixels of a tile, tiles * N]."""
+    taken = pick(context, x, plan.taken, plan.source[0] * plan.source[1], axis=1)
+    return context.op("Reshape", taken, np.array([channels, plan.selection.shape[2], -1], np.int64))
+
+
+def apply_plan(context: Context, tiles: str, weight: str, plan: PlanePlan, channels: int) -> str:
+    """The convolution itself: [C, pixels of the target, N]."""
+    taps, outputs, inputs = plan.selection.shape
+    small = context.op("Reshape", weight, np.array([channels, taps], np.int64))
+    matrix = context.op("MatMul", small, plan.selection.reshape(taps, -1))
+    matrix = context.op("Reshape", matrix, np.array([channels, outputs, inputs], np.int64))
+    product = context.op("MatMul", matrix, tiles)
+    rows = context.op("Reshape", product, np.array([channels, len(plan.made), -1], np.int64))
+    place = np.argsort(plan.made, kind="stable")[(plan.made < 0).sum() :]
+    return pick(context, rows, place[plane_order(plan.target)], len(plan.made), axis=1)
+
+
+def plane_weight_gradient(context: Context, tiles: str, dy: str, plan: PlanePlan, channels: int) -> str:
+    """[C, taps]: products of gradients and inputs over all tiles, summed along the selection."""
+    taps, outputs, inputs = plan.selection.shape
+    made = np.where(plan.made < 0, plan.target[0] * plan.target[1], plan.made)
+    spread = pick(context, dy, places_in(plane_order(plan.target))[made], plan.target[0] * plan.target[1], axis=1)
+    rows = context.op("Reshape", spread, np.array([channels, outputs, -1], np.int64))
+    product = context.op("MatMul", rows, context.op("Transpose", tiles, perm=[0, 2, 1]))
+    flat = context.op("Reshape", product, np.array([channels, outputs * inputs], np.int64))
+    return context.op("MatMul", flat, np.ascontiguousarray(plan.selection.reshape(taps, -1).T))

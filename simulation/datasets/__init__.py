@@ -1,0 +1,15 @@
+"""Data sets of the papers, read where they lie, and how they are dealt to devices."""
+
+from simulation.datasets.dataset import Dataset
+from simulation.datasets.load import DATASETS, load_dataset
+from simulation.partitioners import PARTITIONERS, Partitioner, label_counts, make_partitioner
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "Dataset",
+    "Partitioner",
+    "label_counts",
+    "load_dataset",
+    "make_partitioner",
+]

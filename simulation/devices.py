@@ -1,0 +1,246 @@
+"""Simulated devices at work in one process: several tasks of a round, with the code that devices run.
+
+What a device keeps lies in files of the run's folder, under the names of tasks, so that any process can go on with any
+device. Updates are checked and folded by the coordinator's own code: the same bits come of it. What it would read from
+the wire it gets as it lies in memory; only the header, which says what is known here, is not written and read again.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_runtime.device_state import KeptFiles
+from edge_runtime.participant import Begun, Contribution, Part, begin, finish
+from edge_runtime.state_file import load_state, save_state
+from edge_runtime.trainer import Outcome, Received
+from federation.algorithm import Facts
+from federation.coverage import coverage
+from federation.decode import decode
+from federation.errors import NonFiniteLoss
+from federation.exchange import Inherit, trained_region
+from federation.job import Plan
+from federation.layout import MODEL, Layout
+from federation.manifest import Manifest
+from federation.messages import Task, decode_task, encode_task
+from federation.region import Region, of_layers
+from federation.round_sums import Layouts, RoundSums
+from federation.space import Vector
+from federation.traffic import Traffic, traffic_of
+from federation.wire import CheckedUpdate, WireError, check_data
+from simulation.server import BEFORE, Seat
+
+HANDED_ON = "handed-on"  # folder of local models
+
+
+class TrainGroup(Protocol):
+    """Trains some devices, together or one by one."""
+
+    def __call__(
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+    ) -> list[Outcome | NonFiniteLoss]: ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of a round for one process."""
+
+    number: int
+    facts: Facts
+    draws: int
+    groups: list[list[Seat]]
+    hands_on: bool = False  # the next round goes on with these local models
+    compares: bool = False  # these local models are compared with each other
+    saved: int = 0  # the round with which the run would go on, if it ended now
+
+    def encode(self) -> dict[str, Any]:
+        """For JSON. A task that is the one before but for its seed is not written again."""
+        tasks: list[Task] = []
+        groups = []
+        for group in self.groups:
+            seats = []
+            for seat in group:
+                plain = replace(seat.task, seed=0)
+                tasks += [] if tasks and tasks[-1] == plain else [plain]
+                seats.append({**vars(seat), "task": [len(tasks) - 1, seat.task.seed]})
+            groups.append(seats)
+        return {**vars(self), "facts": asdict(self.facts), "tasks": list(map(encode_task, tasks)), "groups": groups}
+
+    @classmethod
+    def decode(cls, data: dict[str, Any]) -> Share:
+        rest = {**data, "facts": decode(Facts, data["facts"], "facts")}
+        tasks = list(map(decode_task, rest.pop("tasks")))
+
+        def seat(told: dict[str, Any]) -> Seat:
+            number, seed = told["task"]
+            return Seat(**{**told, "task": replace(tasks[number], seed=seed)})
+
+        return cls(**{**rest, "groups": [list(map(seat, group)) for group in data["groups"]]})
+
+
+@dataclass
+class Done:
+    """What came of it."""
+
+    sums: RoundSums
+    arrived: list[int] = field(default_factory=list)  # slots
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def encode(self) -> dict[str, Any]:
+        """For JSON; the sums go another way."""
+        told = {"arrived": self.arrived, "reports": self.reports, "failures": self.failures}
+        return {**told, "traffic": asdict(self.traffic)}
+
+
+class Devices:
+    """The devices of one process."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        vectors: dict[str, Vector],
+        folder: Path,
+        train: TrainGroup,
+        look: Callable[[int, Vector], None] = lambda slot, weights: None,
+    ) -> None:
+        """`vectors` are the server's, read where they lie; `look` sees whole local models that are to be compared."""
+        self.plan = plan
+        self.manifest = manifest
+        self.vectors = vectors
+        self.folder = folder
+        self.train = train
+        self.look = look
+        self._layouts = Layouts(plan, manifest)
+
+    def run(self, work: Share) -> Done:
+        """All tasks of a share, folded."""
+        done = Done(RoundSums(self.plan, self.manifest, work.facts, work.number, work.draws))
+        for group in work.groups:
+            servers = [_Vectors(self.vectors, self._handed_on, seat.task) for seat in group]
+            begun = [
+                begin(seat.task, self.manifest, server, self._kept(seat.device))
+                for seat, server in zip(group, servers, strict=True)
+            ]
+            for seat, start in zip(group, begun, strict=True):
+                if work.compares and seat.task.exchange.keeps_model:
+                    self._look(seat, start, start.received.parameters)  # its own parts, and those just averaged
+            outcomes = self.train(
+                [seat.device for seat in group], [seat.task for seat in group], [start.received for start in begun]
+            )
+            for seat, server, start, outcome in zip(group, servers, begun, outcomes, strict=True):
+                if isinstance(outcome, NonFiniteLoss):
+                    done.failures.append(f"{seat.device}: {outcome}")
+                else:
+                    self._finish(work, seat, server, start, outcome, done)
+        return done
+
+    def _finish(self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done) -> None:
+        contribution = finish(start, outcome, self.manifest)
+        try:
+            update, body = self._checked(contribution, seat, work)
+        except WireError as error:  # a coordinator refuses it, and goes on without this device
+            done.failures.append(f"{seat.device}: {error}")
+            return
+        if work.compares and not seat.task.exchange.keeps_model:
+            self._look(seat, start, outcome.parameters)  # what began as one model for all
+        if self.plan.choices.keeps_state:
+            self._keep(work, seat, contribution)
+        if work.hands_on:
+            self._hand_on(work, seat, contribution)
+        frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
+        sent = self._by_layer(region for region, _ in contribution.tracks.values())
+        own = traffic_of(sent, self._by_layer([frozen, *server.received]))
+        moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
+        report = dict(vars(replace(outcome.report, lost_state=start.lost, bytes=moved)))
+        done.traffic += own
+        weight = self.plan.weigh.weight(int(report["samples"]))
+        done.sums.fold(update, body, weight, seat.count, report)
+        done.arrived.append(seat.slot)
+        done.reports.append(report)
+
+    def _checked(self, contribution: Contribution, seat: Seat, work: Share) -> tuple[CheckedUpdate, io.BytesIO]:
+        """What the coordinator would find in an update, and the data of its body."""
+        expected = self._layouts.layout(seat.task.boundary, work.number, work.facts)
+        own = {name: region for name, (region, _) in contribution.tracks.items()}
+        if own != expected.tracks:
+            raise WireError(f"{seat.task.boundary}: the update has other parts of the model than the round asks for")
+        layout = expected if list(own) == list(expected.tracks) else Layout(own)
+        data = b"".join(np.ascontiguousarray(vector, "<f4").data for _, vector in contribution.tracks.values())
+        return check_data(layout, self._layouts.limits, data), io.BytesIO(data)
+
+    def _keep(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+        """For the device's next round, and for a run that goes on from the last checkpoint."""
+        kept = self._kept(seat.device)
+        kept.save(seat.id, seat.task.boundary, contribution)
+        before = [task for task in kept.tasks() if _round_of(task) < work.saved]
+        kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
+
+    def _look(self, seat: Seat, start: Begun, weights: Vector) -> None:
+        if start.graph.size == self.manifest.space.size:
+            self.look(seat.slot, weights)
+
+    def _by_layer(self, regions: Iterable[Region]) -> dict[str, int]:
+        """Elements of every layer, of all regions together."""
+        found = dict.fromkeys((layer.name for layer in self.manifest.layers), 0)
+        for region in regions:
+            for name, pieces in zip(found, region.layers, strict=True):
+                found[name] += sum(piece.size for piece in pieces)
+        return found
+
+    def _kept(self, device: str) -> KeptFiles:
+        return KeptFiles(self.folder / "kept" / device, durable=False)
+
+    def _hand_on(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+        """Keep a local model for whoever has this place in the next round; those of earlier windows are done with."""
+        folder = self.folder / HANDED_ON
+        for old in folder.glob("*"):
+            if _round_of(old.name) not in (work.number, work.saved - 1):
+                old.unlink(missing_ok=True)
+        save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {}, durable=False)
+
+    def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
+        vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
+        return trained_region(self.manifest, coverage(self.manifest, inherit.boundary)), vectors[MODEL]
+
+
+class _Vectors:
+    """The server, as a device sees it, when it is in the same memory; counts what would have travelled."""
+
+    def __init__(
+        self, vectors: dict[str, Vector], handed_on: Callable[[Inherit], tuple[Region, Vector]], task: Task
+    ) -> None:
+        self._vectors = vectors
+        self._handed_on = handed_on
+        self._task = task
+        self.received: list[Region] = []
+
+    def model(self, part: Part) -> Vector:
+        return self._gathered(MODEL, part.region)
+
+    def before(self, part: Part) -> Vector:
+        return self._gathered(BEFORE, part.region)
+
+    def state(self, name: str, part: Part) -> Vector:
+        return self._gathered(name, part.region)
+
+    def inherited(self) -> tuple[Region, Vector]:
+        assert self._task.exchange.inherit is not None
+        region, vector = self._handed_on(self._task.exchange.inherit)
+        self.received.append(region)
+        return region, vector
+
+    def _gathered(self, name: str, region: Region) -> Vector:
+        self.received.append(region)
+        return region.gather(self._vectors[name])
+
+
+def _round_of(task: str) -> int:
+    return int(task.split("-")[1])

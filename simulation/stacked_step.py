@@ -1,0 +1,163 @@
+"""One training step of several devices at once: stacked parameters, batched products.
+
+The vectors of D devices lie parameter by parameter: D times the first, D times the second. So each stack is one
+contiguous tensor, and weights and statistics are runs like those of one device, D times as long, which is all that a
+local rule needs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from federation.manifest import Boundary, Loss, Manifest
+from federation.space import Vector
+from model_export.oracle import torch_loss
+from simulation.torch_engine import readable
+
+
+class GroupStep:
+    """Like a device's step, for `count` devices; a row is a device."""
+
+    def __init__(self, module: nn.Module, manifest: Manifest, boundary: Boundary, count: int) -> None:
+        """`module` takes what enters the boundary's layer and was prepared by `stackable`."""
+        space = boundary.space(manifest)
+        self.count = count
+        start, size = space.suffix(boundary.layer).start, space.size - space.suffix(boundary.layer).start
+        self.parameters: Vector = np.zeros(count * size, np.float32)
+        self.gradients: Vector = np.zeros_like(self.parameters)
+        self._places = [
+            slice(space.slice_of(p.name).start - start, space.slice_of(p.name).stop - start)
+            for layer in space.layers[boundary.layer :]
+            for p in layer
+        ]
+        self._size = size
+        self._module = module
+        self._loss = manifest.loss
+        self._weights: dict[str, Tensor] = {}
+        self._statistics: dict[str, Tensor] = {}
+        known = [p for layer in space.layers[boundary.layer :] for p in layer]
+        for parameter, place in zip(known, self._places, strict=True):
+            own, result = (
+                torch.from_numpy(flat[count * place.start : count * place.stop].reshape(count, *parameter.shape))
+                for flat in (self.parameters, self.gradients)
+            )
+            if parameter.kind == "statistic":
+                self._statistics[parameter.name] = result  # batch norm writes new values where they are expected
+            else:
+                self._weights[parameter.name] = own.requires_grad_(True)
+                own.grad = result
+        self._old_statistics = [
+            slice(count * place.start, count * place.stop)
+            for parameter, place in zip(known, self._places, strict=True)
+            if parameter.kind == "statistic"
+        ]
+
+    def stretched(self, runs: Sequence[slice]) -> list[slice]:
+        """Runs of one device's vector as runs of the stack."""
+        return [slice(self.count * run.start, self.count * run.stop) for run in runs]
+
+    def stack(self, vectors: Sequence[Vector]) -> Vector:
+        """The vectors of all devices in the order of the stack."""
+        flat = np.empty_like(self.parameters)
+        for row, vector in enumerate(vectors):
+            for place in self._places:
+                length = place.stop - place.start
+                start = self.count * place.start + row * length
+                flat[start : start + length] = vector[place]
+        return flat
+
+    def row(self, flat: Vector, row: int) -> Vector:
+        """One device's vector out of a stack, in memory of its own."""
+        vector = np.empty(self._size, np.float32)
+        for place in self._places:
+            length = place.stop - place.start
+            start = self.count * place.start + row * length
+            vector[place] = flat[start : start + length]
+        return vector
+
+    def run(self, batches: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float32]:
+        """The loss of every device; gradients and new statistics are left in `gradients`."""
+        self.gradients.fill(0.0)
+        for run in self._old_statistics:
+            self.gradients[run] = self.parameters[run]
+        try:
+            predictions = vmap(self._predict)(self._weights, self._statistics, torch.from_numpy(batches))
+            losses = group_losses(self._loss, predictions, torch.from_numpy(labels))
+            losses.sum().backward()
+        except RuntimeError as error:
+            raise readable(error, batches.shape[0] * batches.shape[1]) from None
+        found: NDArray[np.float32] = losses.detach().numpy()
+        return found
+
+    def _predict(self, weights: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(self._module, (weights, statistics), (x,))
+
+
+def group_losses(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
+    """The mean loss of every device's batch."""
+    if loss.name == "cross_entropy" and loss.ignore_index is None:
+        each = F.cross_entropy(
+            predictions.flatten(0, 1), labels.flatten(0, 1), reduction="none", label_smoothing=loss.label_smoothing
+        )
+        return each.reshape(len(labels), -1).mean(1)
+    return vmap(lambda predicted, wanted: torch_loss(loss, predicted, wanted))(predictions, labels)
+
+
+def stackable(module: nn.Module) -> nn.Module:
+    """Let dense layers form their products in the order in which a stack of them is quick."""
+    for part in module.requires_grad_(False).train().modules():
+        if type(part) is nn.Linear:
+            part.__class__ = _Linear
+    return module
+
+
+class _Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return _Product.apply(input, self.weight, self.bias)
+
+
+class _Product(torch.autograd.Function):
+    """x·Wᵀ + b. PyTorch's rule for a stack gives the gradient of Wᵀ, many rows of a few columns: four times slower."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.biased = inputs[2] is not None
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        rows, columns = gradient.flatten(0, -2), x.flatten(0, -2)
+        return gradient @ weight, rows.T @ columns, rows.sum(0) if ctx.biased else None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        if in_dims[:2] != (0, 0) or x.ndim != 3:
+            raise RuntimeError(f"a stack of dense layers takes a stack of matrices, got {tuple(x.shape)}")
+        product = _Stacked.apply(x, weight)
+        return (product if bias is None else product + bias.unsqueeze(-2)), 0
+
+
+class _Stacked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        entering = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return entering, torch.bmm(gradient.transpose(1, 2), x)

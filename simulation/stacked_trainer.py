@@ -1,0 +1,271 @@
+"""Devices of a simulation, several at once where that is quicker, with the results of training them one by one.
+
+A step of a small model is mostly overhead: of Python, of PyTorch, of a dozen small kernels. Devices that do the same
+(boundary, steps, batch, rules) on different data share it. A device's result depends on its own data and on whether it
+is trained with others, not on which or how many; who wants equal results from any number of processes decides that by
+the cohort's order (dealing.py).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from edge_runtime.data import Augmentation, Samples
+from edge_runtime.layers import LayerSource
+from edge_runtime.trainer import Outcome, Received, Trainer, batches
+from federation.axes.local import LocalStep, Start, runs
+from federation.coverage import Coverage, coverage
+from federation.errors import InputError, NonFiniteLoss
+from federation.manifest import Boundary
+from federation.messages import Report, Task
+from federation.space import Vector
+from model_export.oracle import random_labels
+from model_export.shapes import sample_input
+from simulation.assignment import GROUP, LEAST, may_stack
+from simulation.shared_samples import ReadySamples
+from simulation.stacked_step import GroupStep, stackable
+from simulation.torch_engine import TorchEngine, infer
+
+AnySamples = Samples | ReadySamples
+CHECKED = LEAST, 7, GROUP  # devices in a stack
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a local step leaves behind, in memory of its own."""
+
+    x: Vector
+    rates: float
+    _update: Vector
+    _state: dict[str, Vector]
+
+    def update(self) -> Vector:
+        return self._update
+
+    def state(self) -> dict[str, Vector]:
+        return self._state
+
+
+class GroupTrainer:
+    """Trains devices of one worker process."""
+
+    def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
+        """`source` says which version the engine's weights are."""
+        self.engine = engine
+        self.source = source
+        self.manifest = engine.manifest
+        self._modules: dict[str, nn.Module] = {}  # by boundary
+        self._sound: dict[tuple[str, int], bool] = {}  # by boundary and batch: whether stacks can be trained
+
+    def train_group(
+        self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
+    ) -> list[Outcome | NonFiniteLoss]:
+        """What each device's task gives, or why it diverged; outcomes have memory of their own."""
+        tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
+        groups: dict[Hashable, list[int]] = {}
+        for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
+            if task.refresh_every > 1:
+                raise InputError("a simulation computes activations anew in every round: refresh_every must be 1")
+            groups.setdefault(self._kind(task, start, data), []).append(place)
+        found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
+        for places in groups.values():
+            task, batch = tasks[places[0]], min(tasks[places[0]].batch, len(samples[places[0]]))
+            covered = coverage(self.manifest, task.boundary)
+            module = self._stackable(covered, task, batch) if len(places) >= LEAST else None
+            if module is None:
+                outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
+            else:
+                parts = ([every[p] for p in places] for every in (tasks, received, samples))
+                outcomes = _Together(self, covered, module, *parts).run()
+            for place, outcome in zip(places, outcomes, strict=True):
+                found[place] = outcome
+        return found
+
+    def _kind(self, task: Task, start: Received, samples: AnySamples) -> Hashable:
+        """Devices of the same kind can be trained together."""
+        brought = tuple(v is not None for v in (start.momentum, start.control, start.server_momentum))
+        batch = min(task.batch, len(samples))
+        augmented = task.crop, task.flip
+        return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
+
+    def _alone(self, task: Task, start: Received, samples: AnySamples) -> Outcome | NonFiniteLoss:
+        trainer = Trainer(
+            self.engine.directory,
+            self.source,
+            samples,
+            engine=self.engine,
+            measures_memory=False,  # type: ignore[arg-type]
+        )
+        try:
+            outcome = trainer.run(task, start)
+        except NonFiniteLoss as error:
+            return error
+        local = outcome.local
+        moved = Moved(local.x.copy(), local.rates, local.update(), local.state())
+        return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
+
+    def _stackable(self, covered: Coverage, task: Task, batch: int) -> nn.Module | None:
+        """The module for a stack of devices, if it pays and PyTorch can do it."""
+        if not may_stack(self.manifest, task):
+            return None
+        boundary = covered.boundary
+        if boundary.name not in self._modules:
+            self._modules[boundary.name] = stackable(self.engine.trained_part(boundary))
+        module, key = self._modules[boundary.name], (boundary.name, batch)
+        if key not in self._sound:
+            self._sound[key] = self._tried(module, boundary, batch)
+        return module if self._sound[key] else None
+
+    def _tried(self, module: nn.Module, boundary: Boundary, batch: int) -> bool:
+        """Some operators have no rule for stacks, or a slow one, which PyTorch warns about."""
+        manifest, rows = self.manifest, GROUP * batch
+        x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, rows, 1)
+        labels = random_labels(manifest, rows, 1).astype(manifest.labels.dtype)
+        found = set()
+        for count in CHECKED:
+            entered, wanted = self.entered(boundary, x[: count * batch]), labels[: count * batch]
+            data = tuple(part.reshape(count, batch, *part.shape[1:]) for part in (entered, wanted))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    found.add(_first_of(GroupStep(module, manifest, boundary, count), *data))
+            except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
+                return False
+        return len(found) == 1
+
+    def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
+        """What enters the boundary's layer."""
+        return infer(self.engine.frozen_part(boundary.layer), inputs) if boundary.layer else inputs
+
+
+def _first_of(step: GroupStep, inputs: NDArray[Any], labels: NDArray[Any]) -> bytes:
+    """What the first devices of a stack get from a step, bit for bit."""
+    rng, size = np.random.default_rng(1), step.parameters.size // step.count
+    step.parameters[:] = step.stack([0.1 * rng.random(size, np.float32) for _ in range(step.count)])
+    losses = step.run(inputs, labels)
+    return losses[:LEAST].tobytes() + b"".join(step.row(step.gradients, row).tobytes() for row in range(LEAST))
+
+
+class _Together:
+    """One group at work."""
+
+    def __init__(
+        self,
+        trainer: GroupTrainer,
+        covered: Coverage,
+        module: nn.Module,
+        tasks: Sequence[Task],
+        received: Sequence[Received],
+        samples: Sequence[AnySamples],
+    ) -> None:
+        self.trainer = trainer
+        self.boundary = covered.boundary
+        self.tasks = tasks
+        self.samples = samples
+        self.task = tasks[0]
+        self.batch = min(tasks[0].batch, len(samples[0]))
+        self.step = GroupStep(module, trainer.manifest, self.boundary, len(tasks))
+        self.began = time.perf_counter()
+        self.step.parameters[:] = self.step.stack([start.parameters for start in received])
+        start = Start(
+            self.step.parameters,
+            self.task.steps,
+            self.task.rate,
+            self.step.stack([r.origin for r in received]),
+            self._brought([r.momentum for r in received]),
+            self._brought([r.control for r in received]),
+            self._brought([r.server_momentum for r in received]),
+        )
+        own = runs(self.boundary.space(trainer.manifest), self.boundary.layer, covered.layers)
+        self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, own))
+        self.name = trainer.manifest.tiers.get(self.task.boundary, self.task.boundary)
+
+    def _brought(self, vectors: Sequence[Vector | None]) -> Vector | None:
+        given = [vector for vector in vectors if vector is not None]
+        return self.step.stack(given) if given else None
+
+    def run(self) -> list[Outcome | NonFiniteLoss]:
+        read = self._reader()
+        losses = np.empty((self.task.steps, len(self.tasks)), np.float64)
+        for number in range(self.task.steps):
+            losses[number] = self.step.run(*read(number))
+            self.local.step(self.step.gradients, self.task.rate)
+        update, state = self.local.update(), self.local.state()
+        seconds = (time.perf_counter() - self.began) / len(self.tasks)
+        return [self._outcome(row, losses[:, row], update, state, seconds) for row in range(len(self.tasks))]
+
+    def _outcome(
+        self, row: int, losses: NDArray[np.float64], update: Vector, state: dict[str, Vector], seconds: float
+    ) -> Outcome | NonFiniteLoss:
+        task, x = self.tasks[row], self.step.row(self.local.x, row)
+        bad = np.flatnonzero(~np.isfinite(losses))
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite = bool(np.isfinite(np.dot(x, x)))
+        if bad.size or not finite:
+            where = f"the loss is {losses[bad[0]]} at step {bad[0] + 1}" if bad.size else "parameters are not finite"
+            return NonFiniteLoss(f"{where} of round {task.round} with the rate {task.rate:g}; use a smaller rate")
+        report = Report(
+            status="done",
+            boundary=self.name,
+            engine=self.trainer.engine.name,
+            profile="fast",
+            round=task.round,
+            steps=task.steps,
+            batch=self.batch,
+            samples=len(self.samples[row]),
+            loss=math.fsum(losses) / len(losses),
+            last_loss=float(losses[-1]),
+            seconds={"wall": seconds, "together": len(self.tasks)},
+        )
+        own = {name: self.step.row(vector, row) for name, vector in state.items()}
+        return Outcome(x, Moved(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
+
+    def _reader(self) -> Callable[[int], tuple[NDArray[Any], NDArray[Any]]]:
+        """Inputs of the boundary's layer and labels of a step, by its number."""
+        orders = [
+            list(batches(len(data), self.batch, task)) for task, data in zip(self.tasks, self.samples, strict=True)
+        ]
+        first = self.samples[0]
+        augmentation = Augmentation(self.task.crop, self.task.flip)
+        shared = isinstance(first, ReadySamples) and all(
+            isinstance(data, ReadySamples) and data.inputs is first.inputs for data in self.samples
+        )
+        if shared and not augmentation:
+            each = [[data.numbers[indices] for _, indices in order] for data, order in zip(self.samples, orders)]
+            numbers = np.stack([np.stack(rows) for rows in each], axis=1)  # step, device, sample
+            x = np.empty((numbers[0].size, *first.inputs.shape[1:]), first.inputs.dtype)
+            y = np.empty((numbers[0].size, *first.all_labels.shape[1:]), first.all_labels.dtype)
+
+            def gather(number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+                chosen = numbers[number].reshape(-1)
+                np.take(first.inputs, chosen, axis=0, out=x, mode="clip")  # any other mode makes a copy first
+                np.take(first.all_labels, chosen, axis=0, out=y, mode="clip")
+                return self._entered(x), self._stacked(y)
+
+            return gather
+
+        def read(number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+            found = []
+            for task, data, order in zip(self.tasks, self.samples, orders, strict=True):
+                epoch, indices = order[number]
+                inputs, labels = data.batch(indices)
+                found.append((augmentation.apply(inputs, indices, task.seed, epoch), labels))
+            inputs, labels = (np.concatenate(part) for part in zip(*found, strict=True))
+            return self._entered(inputs), self._stacked(labels)
+
+        return read
+
+    def _entered(self, inputs: NDArray[Any]) -> NDArray[Any]:
+        return self._stacked(self.trainer.entered(self.boundary, inputs))
+
+    def _stacked(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return rows.reshape(len(self.tasks), self.batch, *rows.shape[1:])

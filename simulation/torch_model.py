@@ -1,0 +1,202 @@
+"""The PyTorch module of a bundle, whole or cut where the manifest cuts it.
+
+A bundle's layers are cuts through an ONNX graph. To find the same place in the module it is traced with torch.fx; of
+the values that could be the one that enters a layer, the one is taken that equals what the layers in front of it give
+on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from edge_runtime.engine.portable import LayerForward
+from federation.errors import EmbraceError, InputError
+from federation.manifest import Manifest
+from federation.space import Vector
+from federation.weights import map_weights
+from model_export.plain_operators import plain_operators
+from model_export.shapes import sample_input
+from model_export.source import reload_source
+from model_export.zoo import narrower
+
+SAME = 1e-3  # relative: two programs for the same layers differ by rounding only
+
+
+def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
+    """The module that a bundle was exported from; `width` keeps the first channels of every layer."""
+    origin = manifest.source
+    if origin.kind == "onnx":
+        raise InputError(f"{manifest.name} was exported from an ONNX file, which PyTorch cannot train; use portable")
+    if width is not None:
+        origin = type(origin)(origin.kind, narrower(origin.reference, width), origin.seed)
+    source = reload_source(
+        origin,
+        input_shape=manifest.input.shape,
+        input_dtype=manifest.input.dtype,
+        vocabulary=manifest.vocabulary,
+        loss=manifest.loss,
+        batch=manifest.batch,
+    )
+    module = source.module()
+    for part in module.modules():  # counting batches is of use only where an average is taken over all of them
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is not None:
+            part.num_batches_tracked = None
+    return module
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def front_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
+    """A module of everything in front of a layer of the bundle in a directory, in evaluation mode."""
+    return _cut(directory, manifest, layer, back=False).eval()
+
+
+def back_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
+    """A module that takes what enters a layer, in training mode."""
+    return _cut(directory, manifest, layer, back=True).train()
+
+
+def _cut(directory: Path, manifest: Manifest, layer: int, back: bool) -> nn.Module:
+    module = build_module(manifest).train(back)
+    load_vector(module, manifest, np.array(map_weights(directory / manifest.weights.name, manifest.space)))
+    try:
+        with plain_operators():  # what is written out as simple operators is traced as such
+            model = _traced(module)
+    except Exception as error:  # tracing runs the model's own code
+        problem = str(error).strip().splitlines() or [type(error).__name__]
+        raise EmbraceError(f"PyTorch cannot trace {manifest.name!r} to cut it: {problem[0]}; use portable") from None
+    batch = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, 2, 1)
+    wanted = _entering(directory, manifest, layer, batch)
+    number = _place(model, torch.from_numpy(batch), wanted, manifest, layer)
+    if number is None:
+        name = manifest.layers[layer].name
+        raise EmbraceError(f"PyTorch cannot cut {manifest.name!r} in front of {name!r}; use portable")
+    return _piece(model, number, back)
+
+
+def load_vector(module: nn.Module, manifest: Manifest, vector: Vector) -> None:
+    """Copy a flat vector into a module's parameters and buffers."""
+    known = tensors_of(module)
+    with torch.no_grad():
+        for name, value in manifest.space.views(vector).items():
+            if name not in known:
+                raise EmbraceError(f"the source model has no parameter {name!r}: it changed since the export")
+            known[name].copy_(torch.from_numpy(value))
+
+
+def _traced(module: nn.Module) -> fx.GraphModule:
+    """Where a model itself asks for its mode, tracing fixes the present one; modules of torch.nn go on asking."""
+    graph = fx.Tracer().trace(module)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
+            node.target = _dropout
+    return fx.GraphModule(module, graph)
+
+
+def _dropout(*args: Any, **more: Any) -> Any:
+    """Looked up when it is called: that is where masks of a seed are put in place."""
+    return F.dropout(*args, **more)
+
+
+def _entering(directory: Path, manifest: Manifest, layer: int, batch: np.ndarray) -> np.ndarray:
+    value = batch
+    for piece in manifest.layers[:layer]:
+        value = LayerForward(directory / piece.forward.name)(value)
+    return value
+
+
+def _place(model: fx.GraphModule, batch: Tensor, wanted: np.ndarray, manifest: Manifest, layer: int) -> int | None:
+    """The number of the node whose value enters a layer: nothing else crosses, and what is trained comes behind it."""
+    values = _Values(model.eval())
+    values.watch(batch)
+    used = list(_used_names(model))
+    everything = {p.name for p in manifest.space} & set().union(*used)
+    trained = {p.name for piece in manifest.layers[layer:] for p in piece.parameters} & everything
+    dropouts = sum(piece.dropouts for piece in manifest.layers[:layer])
+    best, least = None, SAME
+    for number, node in enumerate(model.graph.nodes):
+        value, passed = values.found[node]
+        if not isinstance(value, Tensor) or tuple(value.shape) != wanted.shape or passed != dropouts:
+            continue
+        if set().union(*used[number + 1 :]) & everything == trained and _crosses_alone(model, number):
+            gap = float(np.abs(value.numpy() - wanted).max()) / max(float(np.abs(wanted).max()), 1e-6)
+            if gap <= least:  # the latest of equals, as the exporter cuts
+                best, least = number, gap
+    return best
+
+
+class _Values(fx.Interpreter):
+    """Keeps what every node gives, and how many dropouts there were up to it."""
+
+    def __init__(self, model: fx.GraphModule) -> None:
+        super().__init__(model, garbage_collect_values=False)
+        self.found: dict[fx.Node, tuple[Any, int]] = {}
+        self._dropouts = 0
+
+    def watch(self, batch: Tensor) -> None:
+        with torch.no_grad(), plain_operators(), mock.patch.object(F, "dropout", self._dropout):
+            self.run(batch)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        value = result.clone() if isinstance(result, Tensor) else result  # some operators work in place
+        self.found[n] = value, self._dropouts
+        return result
+
+    def _dropout(self, input: Tensor, p: float = 0.5, *_: Any, **__: Any) -> Tensor:
+        self._dropouts += p > 0
+        return input
+
+
+def _used_names(model: fx.GraphModule) -> Iterator[set[str]]:
+    """For every node the names of the parameters and buffers that it uses."""
+    for node in model.graph.nodes:
+        found: set[str] = set()
+        if node.op == "call_module":
+            found = {f"{node.target}.{name}" for name in tensors_of(model.get_submodule(node.target))}
+        elif node.op == "get_attr":
+            found = {str(node.target)}
+        yield found
+
+
+def _data(model: fx.GraphModule) -> set[fx.Node]:
+    """Nodes that depend on the input."""
+    found: set[fx.Node] = set()
+    for node in model.graph.nodes:
+        if node.op == "placeholder" or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _crosses_alone(model: fx.GraphModule, number: int) -> bool:
+    nodes, data = list(model.graph.nodes), _data(model)
+    before = set(nodes[: number + 1]) & data
+    crossing = {source for node in nodes[number + 1 :] for source in node.all_input_nodes if source in before}
+    return crossing == {nodes[number]}
+
+
+def _piece(model: fx.GraphModule, number: int, back: bool) -> fx.GraphModule:
+    """The nodes up to a number, or those behind it."""
+    nodes, data = list(model.graph.nodes), _data(model)
+    graph, known = fx.Graph(), {}
+    if back:
+        known[nodes[number]] = graph.placeholder("entering")
+    for place, node in enumerate(nodes):
+        if node not in data or (place > number) == back:
+            known[node] = graph.node_copy(node, lambda source: known[source])
+    if not back:
+        graph.output(known[nodes[number]])
+    wanted = {known[node] for node in data if node in known}
+    graph.eliminate_dead_code(lambda node: node in wanted or node.op == "output")  # constants of the other piece go
+    return fx.GraphModule(model, graph)

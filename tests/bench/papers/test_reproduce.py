@@ -1,0 +1,140 @@
+"""Tables of the papers at the smallest scale: whether they run, go on, and say what they should."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bench.papers import TABLES
+from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
+from bench.papers.page import PAGE, RESULTS, filled
+from bench.papers.picture import draw
+from bench.papers.report import markdown, means, report
+from bench.papers.runner import Workplace, reproduce
+from bench.papers.table import Claim, Column, Row, Setting, Table, above
+from federation.errors import InputError
+from federation.job import plan_from
+from simulation.partitioners import make_partitioner
+from simulation.runs import Run
+
+JOB = {
+    "algorithm": "fedavg",
+    "num_rounds": 3,
+    "participate": {"count": 4},
+    "local": {"steps": 5, "batch": 16, "rate": "0.1"},
+    "simulate": {"devices": 8, "samples": 400, "test_samples": 200},
+}
+
+
+def run_of(tmp_path, accuracies, up=10.0):
+    rows = [
+        {"round": number, "accuracy": value, "bytes_up": up, "bytes_down": up, "devices": 2, "seconds": 1.0}
+        for number, value in enumerate(accuracies)
+    ]
+    return Run(tmp_path, "run", "", rows)
+
+
+def test_measures_of_a_run(tmp_path):
+    run = run_of(tmp_path, [0.1, 0.5, 0.96, 0.9, 0.93], up=1 << 20)
+    assert best_accuracy(run) == pytest.approx(96)
+    assert final_accuracy(run) == pytest.approx(93)
+    assert swing(run) == pytest.approx((6 + 3) / 2)
+    assert rounds_to(0.95)(run) == 3 and rounds_to(0.97)(run) is None
+    assert mebibytes_per_worker_to(0.95)(run) == pytest.approx(3)  # three rounds of one up and one down, two workers
+
+
+def one_row_table(rates=(), job=JOB, **other):
+    rows = [Row("here", "digits", job, {"accuracy %": 80.45}, **other), Row("there", "digits", job, **other)]
+    setting = Setting("in words", rows, rates, 0.5)
+    columns = (Column("accuracy %", final_accuracy), Column("cost %", lambda run: 10.0, relative=True))
+    return Table(
+        "one",
+        "a paper",
+        "a claim",
+        {"short": lambda: setting},
+        columns,
+        (
+            Claim("rows that are equal are equal", lambda found: found["here"] == found["there"]),
+            Claim("nobody is there", above("accuracy %", ["nobody"], ["here"])),
+        ),
+    )
+
+
+def test_rows_with_equal_jobs_share_their_runs_and_what_is_done_is_not_done_again(tmp_path):
+    found = reproduce(one_row_table(), "short", 2, Workplace(tmp_path))
+    folders = sorted(path.name for path in tmp_path.glob("fedavg-*"))
+    assert len(folders) == 2 and [name[-5:] for name in folders].count("seed1") == 1
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    again = reproduce(one_row_table(), "short", 2, Workplace(tmp_path))
+    assert means(again) == means(found)
+    data = report(found)
+    assert [claim["verdict"] for claim in data["claims"]] == ["held", "not tested at this scale"]
+    assert data["rows"][0]["figures"]["cost %"]["mean"] == 100
+    assert json.loads(json.dumps(data)) == data
+    text = markdown(data, found.table.columns)
+    assert "80.45" in text and "**held**" in text
+    assert {path: path.read_text().count("\n") for path in before} == dict.fromkeys(before, 3)
+    assert draw(found, tmp_path, "picture") == [tmp_path / "picture.png"]
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_a_run_ends_at_its_target(tmp_path):
+    whole = reproduce(one_row_table(), "short", 1, Workplace(tmp_path / "whole"))
+    targeted = one_row_table(stop_at=0.001)
+    part = reproduce(targeted, "short", 1, Workplace(tmp_path / "part"))
+    assert len(part.rows[0].runs[0].rows) == 1
+    assert part.rows[0].runs[0].rows[0]["accuracy"] == whole.rows[0].runs[0].rows[0]["accuracy"]
+
+
+def test_every_rate_is_tried_with_a_seed_that_does_not_count(tmp_path):
+    found = reproduce(one_row_table(rates=("1e-6", "0.2")), "short", 1, Workplace(tmp_path))
+    row = found.rows[0]
+    assert set(row.tried) == {"1e-6", "0.2"} and row.rate == max(row.tried, key=row.tried.__getitem__)
+    assert len(list(tmp_path.glob("fedavg-*-seed1000"))) == 2 and found.tuning_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "why", [{"local": {**JOB["local"], "rate": "1e30"}}, {"bounds": {"max_value": 2**-20}}], ids=["loss", "refused"]
+)
+def test_a_run_that_diverges_is_said_to(why, tmp_path):
+    job = {**JOB, **why}
+    found = reproduce(one_row_table(job=job), "short", 1, Workplace(tmp_path))
+    assert found.rows[0].failures and not found.rows[0].runs
+    assert "| here | diverged |" in markdown(report(found), found.table.columns)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_jobs_of_every_scale_are_jobs(table):
+    for scale in ("smoke", "short", "full"):
+        setting = table.setting(scale)
+        assert setting.note and setting.rows
+        for row in setting.rows:
+            plan = plan_from({**row.job, "bundle": row.model})
+            make_partitioner(plan.simulate.get("partitioner", "iid"), plan.simulate.get("partition", {}))
+            assert set(row.published) <= {column.name for column in table.columns}
+    with pytest.raises(InputError, match="expected smoke, short, full, got 'long'"):
+        table.setting("long")
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_every_table_runs_at_the_smallest_scale(table, tmp_path):
+    found = reproduce(table, "smoke", 1, Workplace(tmp_path))
+    assert all(result.runs and not result.failures for result in found.rows)
+    data = report(found)
+    assert markdown(data, table.columns).startswith(f"# {table.name}, smoke")
+    assert len(draw(found, tmp_path, "picture")) == 1 + len(table.maps)
+
+
+def test_the_page_says_what_the_stored_results_say():
+    text = PAGE.read_text("utf-8")
+    assert filled(text) == text
+
+
+def test_every_short_result_is_on_the_page():
+    stored = {file.stem.removeprefix("reproduce-") for file in RESULTS.glob("reproduce-*-short.json")}
+    shown = {"-".join(found) for found in re.findall(r"<!-- results (\S+) (\S+) -->", PAGE.read_text("utf-8"))}
+    assert stored and stored <= shown

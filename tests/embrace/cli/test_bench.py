@@ -1,0 +1,127 @@
+"""`embrace bench step`: what is timed and reported; never how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bench.device.step import Timing, suffix_module
+from federation.errors import MissingPackage
+from model_export.ort_runner import training_module
+
+Embrace = Callable[..., Any]
+
+
+def has_ort_training() -> bool:
+    try:
+        training_module("api")
+    except MissingPackage:
+        return False
+    return True
+
+
+ENGINES = {"torch", "portable"} | ({"ort-training"} if has_ort_training() else set())
+
+
+def test_json(embrace: Embrace) -> None:
+    answer = embrace("bench", "step", "digits", "--rounds", 2, "--batch", 4, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    facts = answer.json
+    assert (facts["model"], facts["batch"], facts["threads"], facts["rounds"]) == ("digits", 4, 1, 2)
+    assert {row["name"]: row["tiers"] for row in facts["boundaries"]} == {
+        "conv1": ["strong"],
+        "conv3": ["moderate"],
+        "dense": ["weak"],
+    }
+    for row in facts["boundaries"]:
+        assert set(row["milliseconds"]) == ENGINES
+        assert all(0 < m["minimum"] <= m["median"] for m in row["milliseconds"].values())
+        assert row["ratios"]["portable/torch"] > 0
+
+
+def test_table_and_picture(embrace: Embrace, tmp_path: Path) -> None:
+    picture = tmp_path / "steps.png"
+    options = ("--boundaries", "classifier", "--rounds", 1, "--batch", 4, "--plot", picture)
+    answer = embrace("bench", "step", "digits", *options)
+    assert answer.code == 0
+    assert "classifier" in answer.out and "conv1" not in answer.out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_dropout_and_embedding(embrace: Embrace) -> None:
+    """The losses agree with the same masks, or nothing would be timed."""
+    answer = embrace(
+        "bench", "step", "text_transformer", "--boundaries", "moderate", "--rounds", 1, "--batch", 2, "--json"
+    )
+    assert answer.code == 0
+    assert {"torch", "portable"} <= set(answer.json["boundaries"][0]["milliseconds"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet21",), "no zoo model is called 'resnet21'"),
+        (("digits", "--boundaries", "conv9"), "no layer starts with a module named 'conv9'"),
+        (("digits", "--boundaries", ","), "expected names separated by commas"),
+    ],
+)
+def test_wrong_requests(embrace: Embrace, arguments: tuple[str, ...], message: str) -> None:
+    answer = embrace("bench", "step", *arguments)
+    assert answer.code == 2
+    assert message in answer.error
+
+
+def test_the_threads_of_torch_are_put_back(embrace: Embrace) -> None:
+    before = torch.get_num_threads()
+    embrace("bench", "step", "mnist_lr", "--rounds", 1, "--batch", 2, "--threads", before + 1)
+    assert torch.get_num_threads() == before
+
+
+def test_a_ratio_compares_each_round_with_itself() -> None:
+    timing = Timing("x", [], {"portable": [1.0, 20.0, 3.0], "torch": [2.0, 10.0, 6.0]})
+    assert timing.ratio("portable", "torch") == 0.5
+    assert timing.ratio("portable", "ort-training") is None
+
+
+class Reversed(nn.Module):
+    """Children run in another order than they are registered in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def test_the_suffix_of_a_module_is_found_by_its_values() -> None:
+    module = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Flatten(), nn.Linear(4, 2))
+    x = np.ones((2, 3), np.float32)
+    with torch.no_grad():
+        activation = module[0](torch.from_numpy(x)).numpy()
+    assert suffix_module(module, x, x, 0) is module
+    found = suffix_module(module, x, activation, 1)
+    assert found is not None and list(found.children()) == [module[2]]
+    assert suffix_module(module, x, activation + 1, 1) is None
+
+
+def test_dropout_goes_with_what_follows_it() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Flatten(), nn.Dropout(), nn.Flatten(), nn.Linear(4, 2))
+    x = np.ones((2, 3), np.float32)
+    with torch.no_grad():
+        activation = module[0](torch.from_numpy(x)).numpy()
+    found = suffix_module(module, x, activation, 1)
+    assert found is not None and list(found.children()) == list(module)[2:]
+
+
+def test_children_that_do_not_run_in_order_have_no_suffix() -> None:
+    module, x = Reversed(), np.ones((2, 3), np.float32)
+    with torch.no_grad():
+        activation = module.second(torch.from_numpy(x)).numpy()
+    assert suffix_module(module, x, activation, 1) is None

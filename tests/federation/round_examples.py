@@ -1,0 +1,85 @@
+"""Rounds to look at: one in every state, and every fact that there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federation.axes.participate import Participation
+from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskFailed, UpdateArrived
+from federation.rounds import (
+    Abandon,
+    CloseRequested,
+    Committed,
+    DevicesAvailable,
+    DevicesLeft,
+    Effect,
+    Event,
+    Resumed,
+    Round,
+    State,
+    Stop,
+    Tick,
+    advance,
+    encode_head,
+    encode_seat,
+    open_round,
+)
+
+LEASE, OFFER = 30.0, 10.0
+DEVICES = "abcdef"
+
+
+def member(device: str) -> Member:
+    return Member(device, "stem", 3)
+
+
+def cohort(devices: str, wanted: int, quorum: int, **more: Any) -> Cohort:
+    return Cohort(tuple(Seat(n, member(device)) for n, device in enumerate(devices)), wanted, quorum, **more)
+
+
+def opened(**constants: Any) -> Round:
+    return open_round(3, 7, Participation(**constants), 0.0, lease=LEASE, offer=OFFER)
+
+
+def run(round: Round, *facts: tuple[Event, float]) -> tuple[Round, list[Effect]]:
+    effects: list[Effect] = []
+    for event, now in facts:
+        round, more = advance(round, event, now)
+        effects += more
+    return round, effects
+
+
+def collecting(devices: str = "abc", wanted: int = 3, quorum: int = 2, **constants: Any) -> Round:
+    """Everybody has a lease until 30."""
+    round, _ = run(opened(**constants), (DevicesAvailable(cohort=cohort(devices, wanted, quorum)), 0.0))
+    return run(round, *((LeaseTaken(device, n), 0.0) for n, device in enumerate(devices)))[0]
+
+
+def closing() -> Round:
+    return run(collecting(), *((UpdateArrived(device, n, 1), 1.0) for n, device in enumerate("abc")))[0]
+
+
+def encoded(round: Round) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return encode_head(round), [encode_seat(seat) for seat in round.slots]
+
+
+EXAMPLES: dict[State, Round] = {
+    "selecting": opened(),
+    "collecting": collecting(),
+    "closing": closing(),
+    "committed": advance(closing(), Committed(), 2.0)[0],
+    "abandoned": advance(collecting(), Abandon("why"), 2.0)[0],
+}
+FACTS: tuple[Event, ...] = (
+    DevicesAvailable((member("z"),), cohort("z", 1, 1)),
+    DevicesLeft(("a",)),
+    LeaseTaken("a", 0),
+    UpdateArrived("a", 0, 1),
+    TaskFailed("a", 0, 1),
+    Tick(),
+    Resumed(5.0),
+    CloseRequested(),
+    Committed(),
+    Abandon("because"),
+    Stop(),
+)

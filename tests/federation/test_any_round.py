@@ -1,0 +1,231 @@
+"""Any sequence of facts, with restarts in between: nothing is counted twice, lost or closed twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from federation import rounds
+from federation.cohort import (
+    AcceptUpdate,
+    AlreadyAccepted,
+    GrantLease,
+    LeaseTaken,
+    RejectUpdate,
+    TaskFailed,
+    UpdateArrived,
+)
+from federation.rounds import (
+    Abandon,
+    CloseRequested,
+    CloseRound,
+    Committed,
+    DevicesAvailable,
+    DevicesLeft,
+    Effect,
+    Event,
+    Resumed,
+    Round,
+    RoundError,
+    Stop,
+    Tick,
+    advance,
+    decode,
+)
+from tests.federation.round_examples import DEVICES, LEASE, OFFER, cohort, collecting, encoded, member, opened, run
+
+constants = st.fixed_dictionaries(
+    {"deadline": st.sampled_from([25.0, 60.0]), "on_missing_quorum": st.sampled_from(["wait", "fail"])}
+) | st.just({})
+
+
+class AnyRound(RuleBasedStateMachine):
+    """Devices that do what they should and what they should not; the bookkeeping beside is done from effects alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.facts: list[tuple[Event, float]] = []
+        self.accepted: dict[int, str] = {}
+        self.closed: list[CloseRound] = []
+        self.leases: dict[int, list[tuple[str, float]]] = {}  # of every slot: who was granted it, until when
+
+    @initialize(rule=constants, wanted=st.integers(1, 4), extra=st.integers(0, 2), data=st.data())
+    def begin(self, rule: dict[str, Any], wanted: int, extra: int, data: Any) -> None:
+        self.first = self.round = opened(**rule)
+        self.cohort = cohort(DEVICES[: wanted + extra], wanted, data.draw(st.integers(1, wanted)))
+        if data.draw(st.sampled_from([True, True, True, False])):
+            self.draw()
+
+    def tell(self, event: Event) -> tuple[Effect, ...]:
+        before = self.round
+        try:
+            self.round, effects = advance(before, event, self.now)
+        except RoundError:
+            assert not isinstance(event, (DevicesAvailable, DevicesLeft, LeaseTaken, UpdateArrived, TaskFailed, Tick))
+            return ()
+        self.facts.append((event, self.now))
+        if isinstance(event, Resumed):
+            for leases in self.leases.values():
+                leases[:] = [(device, until + event.outage) for device, until in leases]
+        for effect in effects:
+            if isinstance(effect, GrantLease):
+                assert self.round.state == "collecting"
+                leases = self.leases.setdefault(effect.seat.number, [])
+                if len(effect.seat.holders) > len(leases):
+                    leases.append((effect.seat.member.device, self.now + LEASE))
+            if isinstance(effect, AcceptUpdate):
+                assert isinstance(event, UpdateArrived)
+                device, until = self.leases[event.slot][-1]
+                assert (device, event.attempt) == (event.device, len(self.leases[event.slot]))  # the latest lease
+                assert self.now < until
+                in_time = before.deadline is None or self.now < before.deadline
+                assert in_time or before.arrived < before.quorum
+                assert before.state == "collecting" and not self.closed
+                assert effect.seat.number not in self.accepted  # never twice for a slot
+                assert effect.seat.member.device not in self.accepted.values()  # nor for a device
+                self.accepted[effect.seat.number] = effect.seat.member.device
+            if isinstance(effect, CloseRound):
+                self.closed.append(effect)
+        return effects
+
+    @rule()
+    def draw(self) -> None:
+        self.tell(DevicesAvailable(cohort=self.cohort))
+
+    @rule(devices=st.lists(st.sampled_from(DEVICES), max_size=3))
+    def come(self, devices: list[str]) -> None:
+        self.tell(DevicesAvailable(tuple(map(member, devices)), self.cohort))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def take(self, device: str) -> None:
+        seat = self.round.seat_of(device)
+        if seat is not None:
+            self.tell(LeaseTaken(device, seat.number))
+
+    @rule(device=st.sampled_from(DEVICES), seconds=st.sampled_from([0.0, 0.0, 5.0, 31.0]), other=st.booleans())
+    def work(self, device: str, seconds: float, other: bool) -> None:
+        """Come, take, answer; perhaps too late, and perhaps somebody else has taken over."""
+        self.come([device])
+        self.take(device)
+        self.now += seconds
+        if other:
+            self.come([*DEVICES])
+            for taker in DEVICES:
+                self.take(taker)
+        self.answer(device, 0)
+        self.answer(device, 1)
+
+    @rule(device=st.sampled_from(DEVICES), back=st.sampled_from([0, 0, 0, 1]))
+    def answer(self, device: str, back: int) -> None:
+        for seat in self.round.slots:
+            if device in seat.holders:
+                effects = self.tell(UpdateArrived(device, seat.number, len(seat.holders) - back))
+                if seat.number in self.accepted and back == 0 and device == self.accepted[seat.number]:
+                    told = (AcceptUpdate, AlreadyAccepted)  # whoever was counted hears it, however often it asks
+                    assert any(isinstance(effect, told) for effect in effects)
+
+    @rule(device=st.sampled_from(DEVICES), slot=st.integers(-1, 6), attempt=st.integers(-1, 3), failed=st.booleans())
+    def meddle(self, device: str, slot: int, attempt: int, failed: bool) -> None:
+        seat = rounds._seat(self.round, slot)
+        own = 1 <= attempt <= len(seat.holders) and seat.holders[attempt - 1] == device
+        effects = self.tell(TaskFailed(device, slot, attempt) if failed else UpdateArrived(device, slot, attempt))
+        if not own and not failed:
+            assert effects[-1] == RejectUpdate(device, "not_yours") or isinstance(effects[-1], CloseRound)
+
+    @rule(device=st.sampled_from(DEVICES))
+    def fail(self, device: str) -> None:
+        seat = self.round.seat_of(device)
+        if seat is not None:
+            self.tell(TaskFailed(device, seat.number, len(seat.holders)))
+
+    @rule(devices=st.lists(st.sampled_from(DEVICES), max_size=2))
+    def leave(self, devices: list[str]) -> None:
+        self.tell(DevicesLeft(tuple(devices)))
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 12.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Tick())
+
+    @rule(seconds=st.sampled_from([0.5, 12.0]))
+    def time_passes_unseen(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(outage=st.sampled_from([0.0, 100.0]))
+    def restart(self, outage: float) -> None:
+        self.now += outage
+        self.round = decode(*json.loads(json.dumps(encoded(self.round))))
+        self.tell(Resumed(outage))
+
+    @rule(event=st.sampled_from([Committed(), Committed(), CloseRequested()]))
+    def command(self, event: Event) -> None:
+        self.tell(event)
+
+    @precondition(lambda self: len(self.facts) > 12)
+    @rule(event=st.sampled_from([Stop(), Abandon("because")]))
+    def end(self, event: Event) -> None:
+        before = self.round.state
+        self.tell(event)
+        if isinstance(event, Stop) and before == "closing":
+            assert self.round.state == "closing"
+
+    @invariant()
+    def what_was_accepted_is_what_counts(self) -> None:
+        assert {seat.number: seat.member.device for seat in self.round.counted} == self.accepted
+        assert self.round.arrived <= self.round.wanted
+
+    @invariant()
+    def closed_once_with_a_quorum_and_all_that_counts_in_order(self) -> None:
+        if self.round.state in ("closing", "committed"):
+            assert self.round.arrived >= self.round.quorum >= 1
+            assert len(self.closed) == 1
+        for effect in self.closed:
+            assert effect.seats == self.round.counted
+            assert [seat.number for seat in effect.seats] == sorted(self.accepted)
+
+    @invariant()
+    def nobody_has_two_seats(self) -> None:
+        busy = [seat.member.device for seat in self.round.slots if not seat.free]
+        assert len(set(busy)) == len(busy)
+
+    def teardown(self) -> None:
+        assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
+        if self.round.state == "collecting":
+            self.everybody_answers()
+
+    def everybody_answers(self) -> None:
+        """Liveness: when enough devices come, take and answer, the round ends."""
+        for _ in range(4):
+            self.now += OFFER  # those who failed have rested
+            self.tell(DevicesAvailable(tuple(map(member, DEVICES))))
+            for seat in self.round.slots:
+                self.tell(LeaseTaken(seat.member.device, seat.number))
+            for seat in self.round.slots:
+                self.tell(UpdateArrived(seat.member.device, seat.number, len(seat.holders)))
+        assert self.round.state in ("closing", "abandoned")
+
+
+TestAnyRound = AnyRound.TestCase
+TestAnyRound.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)))
+def test_the_order_of_arrival_makes_no_difference(one: list[int], other: list[int]) -> None:
+    def closed(order: list[int]) -> Round:
+        return run(collecting("abcd", 4, 4), *((UpdateArrived("abcd"[n], n, 1), 1.0) for n in order))[0]
+
+    assert closed(one) == closed(other)
+
+
+@given(st.lists(st.floats(0, 100), max_size=8))
+def test_looking_at_the_clock_changes_nothing(ticks: list[float]) -> None:
+    start, _ = advance(collecting(deadline=50.0), UpdateArrived("a", 0, 1), 1.0)
+    round = start
+    for now in sorted(ticks):
+        round, _ = advance(round, Tick(), now)
+    assert advance(round, Tick(), 100.0)[0] == advance(start, Tick(), 100.0)[0]

@@ -1,0 +1,211 @@
+"""Devices trained together get what each of them gets alone, whoever the others are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+# ruff: noqa: E402
+torch = pytest.importorskip("torch")
+
+from edge_runtime.data import from_arrays
+from edge_runtime.layers import BundleSource
+from edge_runtime.trainer import Received, Trainer
+from federation.axes.local import ControlVariate, Momentum, Proximal, ServerMomentum, WeightDecay
+from federation.coverage import coverage
+from federation.errors import InputError, NonFiniteLoss
+from federation.messages import Task
+from model_export.source import load_source
+from simulation import stacked_trainer as group_engine
+from simulation.shared_samples import ReadySamples, convert
+from simulation.stacked_trainer import GroupTrainer
+from simulation.torch_engine import TorchEngine, one_thread
+from tests.edge_runtime.conftest import Bundle, relative
+
+RULES = (WeightDecay(1e-3), Momentum(0.9))
+# (model, boundary): dense layers; convolutions and batch norm; frozen layers in front
+CASES = [("mnist_lr", "first"), ("mnist_2nn", "hidden1"), ("digits", "conv1"), ("digits", "weak")]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+def trainer_of(bundle: Bundle) -> GroupTrainer:
+    engine = TorchEngine(bundle.directory, bundle.manifest, np.array(bundle.weights))
+    return GroupTrainer(engine, BundleSource(bundle.directory, bundle.manifest))
+
+
+def devices(bundle: Bundle, count: int, seed: int = 0, size: int = 40) -> list[ReadySamples]:
+    rng = np.random.default_rng(seed)
+    x = rng.random((count * size, *bundle.manifest.input.shape), np.float32)
+    inputs, labels = convert(from_arrays(x, rng.integers(0, 10, count * size), bundle.manifest))
+    return [ReadySamples(inputs, labels, np.arange(i * size, (i + 1) * size)) for i in range(count)]
+
+
+def starts(bundle: Bundle, boundary: str, count: int, *, with_vectors: bool = False) -> list[Received]:
+    """Slightly different weights for every device, as devices that keep some of theirs have."""
+    found = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        x = bundle.suffix(boundary)
+
+        def small(like=x, rng=rng):
+            return (1e-3 * rng.standard_normal(like.size)).astype(np.float32)
+
+        more = (small(), small(), small()) if with_vectors else ()
+        found.append(Received(x + np.abs(small()), *more))
+    return found
+
+
+def alone(bundle: Bundle, task: Task, start: Received, samples) -> object:
+    engine = TorchEngine(bundle.directory, bundle.manifest, np.array(bundle.weights))
+    source = BundleSource(bundle.directory, bundle.manifest)
+    return Trainer(bundle.directory, source, samples, engine=engine).run(task, start)
+
+
+def first_boundary(bundle: Bundle, boundary: str) -> str:
+    names = [b.name for b in bundle.manifest.boundaries]
+    return boundary if boundary in names or boundary in bundle.manifest.tiers else names[0]
+
+
+@pytest.mark.parametrize(("name", "boundary"), CASES)
+def test_each_device_gets_what_it_gets_alone(bundle_of, name, boundary):
+    bundle = bundle_of(name)
+    boundary = first_boundary(bundle, boundary)
+    tasks = [Task(boundary, 5, 16, 0.05, RULES, seed=number) for number in range(4)]
+    received, samples = starts(bundle, boundary, 4), devices(bundle, 4)
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        expected = alone(bundle, task, start, data)
+        assert outcome.report.seconds["together"] == 4, "the devices were not trained together"
+        assert outcome.report.loss == pytest.approx(expected.report.loss, rel=1e-5)
+        assert outcome.report.last_loss == pytest.approx(expected.report.last_loss, rel=1e-4)
+        assert relative(outcome.local.update(), expected.local.update()) < 1e-4
+        assert relative(outcome.parameters, expected.parameters) < 1e-5
+        assert relative(outcome.local.state()["momentum"], expected.local.state()["momentum"]) < 1e-3
+        assert outcome.local.rates == expected.local.rates
+
+
+@pytest.mark.parametrize(("name", "boundary"), CASES)
+def test_a_result_does_not_depend_on_who_else_is_in_the_group(bundle_of, name, boundary):
+    bundle = bundle_of(name)
+    boundary = first_boundary(bundle, boundary)
+    trainer, received = trainer_of(bundle), starts(bundle, boundary, 5)
+    tasks = [Task(boundary, 3, 16, 0.05, RULES, seed=number) for number in range(5)]
+    mine, others = devices(bundle, 5), devices(bundle, 5, seed=9)
+
+    def result(company):
+        places = [2, *company]
+        data = [mine[2], *(others[p] for p in company)]
+        return trainer.train_group([tasks[p] for p in places], [received[p] for p in places], data)[0].parameters
+
+    first = result([0, 1, 3])
+    assert np.array_equal(first, result([4, 3, 0]))
+    assert np.array_equal(first, result([1, 1, 1]))
+
+
+@pytest.mark.parametrize(("name", "boundary"), CASES)
+def test_a_result_does_not_depend_on_how_many_are_in_the_group(bundle_of, name, boundary):
+    bundle = bundle_of(name)
+    boundary = first_boundary(bundle, boundary)
+    trainer, received, samples = trainer_of(bundle), starts(bundle, boundary, 16), devices(bundle, 16)
+    tasks = [Task(boundary, 4, 10, 0.05, RULES, seed=number) for number in range(16)]
+    everybody = trainer.train_group(tasks, received, samples)
+    for count in (4, 5, 8, 11):
+        some = trainer.train_group(tasks[:count], received[:count], samples[:count])
+        assert some[0].report.seconds["together"] == count
+        for mine, expected in zip(some, everybody, strict=False):
+            assert np.array_equal(mine.local.update(), expected.local.update())
+
+
+def test_where_the_size_of_a_stack_made_a_difference_devices_would_be_trained_one_by_one(bundle_of, monkeypatch):
+    bundle = bundle_of("mnist_lr")
+    boundary = bundle.manifest.boundaries[0].name
+    tasks = [Task(boundary, 2, 16, 0.05, RULES, seed=number) for number in range(4)]
+    received, samples = starts(bundle, boundary, 4), devices(bundle, 4)
+    sound = group_engine.GroupStep.run
+    monkeypatch.setattr(group_engine.GroupStep, "run", lambda step, *data: sound(step, *data) + np.float32(step.count))
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        assert np.array_equal(outcome.parameters, alone(bundle, task, start, data).parameters)
+
+
+def test_every_vector_of_a_task_reaches_its_own_device(bundle_of):
+    bundle = bundle_of("mnist_2nn")
+    rules = (Proximal(0.1), ControlVariate(), Momentum(0.5), ServerMomentum(0.9, "before"))
+    tasks = [Task("hidden1", 4, 16, 0.05, rules, seed=number) for number in range(4)]
+    received, samples = starts(bundle, "hidden1", 4, with_vectors=True), devices(bundle, 4)
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        expected = alone(bundle, task, start, data)
+        assert outcome.report.seconds["together"] == 4
+        assert relative(outcome.local.update(), expected.local.update()) < 1e-4
+
+
+def test_devices_that_differ_are_sorted_out_and_answers_keep_their_order(bundle_of):
+    bundle = bundle_of("mnist_2nn")
+    kinds = ["hidden1", "weak", "hidden1", "weak", "moderate", "weak", "weak"]
+    tasks = [Task(kind, 3, 16, 0.05, RULES, seed=number) for number, kind in enumerate(kinds)]
+    received = [starts(bundle, kind, 1)[0] for kind in kinds]
+    samples = devices(bundle, 7)
+    samples[2] = ReadySamples(samples[2].inputs, samples[2].all_labels, samples[2].numbers[:9])  # a smaller batch
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    assert ["together" in o.report.seconds for o in outcomes] == [kind == "weak" for kind in kinds]
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        assert relative(outcome.parameters, alone(bundle, task, start, data).parameters) < 1e-5
+
+
+@pytest.mark.parametrize("covered", ["conv1@0.5", "..conv3"])
+def test_widths_and_the_front_of_the_model(narrow, covered):
+    tasks = [Task(covered, 3, 16, 0.05, RULES, seed=number) for number in range(4)]
+    size = coverage(narrow.manifest, covered).boundary.space(narrow.manifest).size
+    start = Received(np.random.default_rng(0).random(size, np.float32) * 0.1)
+    samples = devices(narrow, 4)
+    for task, data, outcome in zip(tasks, samples, trainer_of(narrow).train_group(tasks, [start] * 4, samples)):
+        assert outcome.report.seconds["together"] == 4 and outcome.report.boundary == covered
+        assert relative(outcome.parameters, alone(narrow, task, start, data).parameters) < 1e-5
+
+
+def test_augmented_images_are_each_devices_own(bundle_of):
+    bundle = bundle_of("digits")
+    tasks = [Task("conv1", 3, 16, 0.05, RULES, seed=number, crop=1, flip=True) for number in range(4)]
+    received, samples = starts(bundle, "conv1", 4), devices(bundle, 4)
+    outcomes = trainer_of(bundle).train_group(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        assert relative(outcome.parameters, alone(bundle, task, start, data).parameters) < 1e-5
+
+
+def test_a_device_that_diverges_does_not_harm_the_others(bundle_of):
+    bundle = bundle_of("mnist_lr")
+    boundary = bundle.manifest.boundaries[0].name
+    tasks = [Task(boundary, 3, 16, 0.05, seed=number) for number in range(4)]
+    received, samples = starts(bundle, boundary, 4), devices(bundle, 4)
+    sound = trainer_of(bundle).train_group(tasks, received, samples)
+    received[1] = Received(np.full_like(received[1].parameters, np.nan))
+    found = trainer_of(bundle).train_group(tasks, received, samples)
+    assert isinstance(found[1], NonFiniteLoss) and "nan" in str(found[1])
+    for place in (0, 2, 3):
+        assert np.array_equal(found[place].parameters, sound[place].parameters)
+
+
+def test_large_models_and_dropout_are_trained_one_by_one(bundle_of):
+    for name, boundary in (("resnet8", "stem"), ("text_transformer", "weak")):
+        bundle = bundle_of(name)
+        task = Task(boundary, 1, 2, 0.01)
+        count = bundle.manifest.output.shape[0]
+        data = from_arrays(load_source(name).sample(8), np.arange(8) % count, bundle.manifest)
+        outcomes = trainer_of(bundle).train_group([task] * 4, [Received(bundle.suffix(boundary))] * 4, [data] * 4)
+        assert all("together" not in outcome.report.seconds for outcome in outcomes)
+        assert np.array_equal(outcomes[0].parameters, outcomes[1].parameters)
+
+
+def test_stored_activations_do_not_outlive_a_round(bundle_of):
+    bundle = bundle_of("mnist_2nn")
+    task = replace(Task("weak", 1, 16, 0.05), refresh_every=3)
+    with pytest.raises(InputError, match="refresh_every"):
+        trainer_of(bundle).train_group([task], starts(bundle, "weak", 1), devices(bundle, 1))
