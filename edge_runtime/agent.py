@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import errno
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from edge_runtime.budget import allow, check_profile, parse_size
-from edge_runtime.client import Client, Declined
+from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.data import Samples, check_trainable, load_samples
+from edge_runtime.data.load import Data
 from edge_runtime.device_state import KeptFiles, forget_finished
 from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RUNTIME, Settings
+from edge_runtime.enrolment import check_work_folder, credential
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
 from edge_runtime.memory import current_memory
 from edge_runtime.participant import begin, finish
+from edge_runtime.places import default_work
 from edge_runtime.remote import RemoteBundle, RemoteServer, RemoteSource
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Trainer
 from federation.coverage import coverage
-from federation.errors import DataError, EmbraceError, OutOfMemory, TaskFailed
+from federation.data_reference import file_of
+from federation.errors import DataError, EmbraceError, InputError, OutOfMemory, TaskFailed
 from federation.messages import Report, Task, TaskOffer, decode_task
 from federation.wire import encode
 
@@ -34,7 +39,7 @@ log = logging.getLogger("embrace.agent")
 class Device:
     """What the person who starts an agent decides."""
 
-    data: str  # as `embrace train --data`
+    data: Data  # as `embrace train --data`
     work: Path
     memory: str | None = None
     tier: str | None = None
@@ -58,11 +63,16 @@ class _Loaded:
 
 
 class Agent:
-    """One device."""
+    """A device at work: it waits for tasks, trains, and sends updates. Its data stays where it is.
+
+    >>> with embrace.Agent.join(server, (x, y), token=enrolment, tier="weak", work=folder / "device") as agent:
+    ...     agent.run(most_tasks=0)
+    0
+    """
 
     def __init__(
         self,
-        client: Client,
+        client: DeviceClient,
         device: Device,
         *,
         progress: Progress = lambda what, done, total: None,
@@ -75,6 +85,48 @@ class Agent:
         self._loaded: dict[str, _Loaded] = {}
         self._begun: set[str] = set()  # jobs
         self._unfit = ""  # as it was told
+
+    @classmethod
+    def join(
+        cls,
+        server: str,
+        data: Data,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        memory: str | None = None,
+        tier: str | None = None,
+        engine: str = "auto",
+        profile: str = "auto",
+        threads: int = 1,
+        spinning: bool = False,
+        work: str | Path | None = None,
+        certificate: str | Path | None = None,
+        progress: Progress = lambda what, done, total: None,
+        on_report: Callable[[Report], None] = lambda report: None,
+    ) -> Agent:
+        """Connect this machine to a coordinator.
+
+        `token` is an enrolment token, needed the first time. `data` is a pair of arrays, FILE.npz, a folder of images
+        by class, FILE.csv or FILE.py:NAME. `memory` is a budget such as "64MB"; `tier` fixes what is trained instead.
+        """
+        folder = Path(work) if work is not None else default_work()
+        device = Device(data, folder, memory, tier, engine, profile, Settings(threads, spinning))
+        if not isinstance(data, tuple) and not file_of(str(data)).exists():
+            raise InputError(f"no such file: {file_of(str(data))}")
+        check_work_folder(folder)
+        verify: str | bool = True if certificate is None else str(certificate)
+        known = describe(device)
+        own = credential(server, token, name or socket.gethostname(), known, folder, verify)
+        client = DeviceClient(server, own, verify=verify)
+        client.set_profile(known)
+        return cls(client, device, progress=progress, on_report=on_report)
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
 
     def run(
         self, *, most_tasks: int | None = None, wait: float = 30.0, until: Callable[[], bool] = lambda: False

@@ -47,7 +47,7 @@ class Declined(InputError):
         self.reason = reason
 
 
-class Client:
+class DeviceClient:
     """One device's connection."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
         self._sleep = sleep
         self.unfit = ""  # why no job can use this device, as the last answer to `next_task` has it
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> DeviceClient:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from edge_runtime.client import Client, Declined
+from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.participant import Contribution, Kept
 from edge_runtime.state_file import load_state, save_state
 from federation.errors import InputError
@@ -59,7 +59,7 @@ class KeptFiles:
         return self.folder / f"{task}{_SUFFIX}"
 
 
-def forget_finished(folder: Path, client: Client, besides: str) -> None:
+def forget_finished(folder: Path, client: DeviceClient, besides: str) -> None:
     """Remove the folders of jobs that are over. Those that this coordinator does not know may be another's."""
     for other in folder.glob("*"):
         with suppress(Declined):

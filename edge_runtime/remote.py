@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.client import Client
+from edge_runtime.client import DeviceClient
 from edge_runtime.participant import Part
 from federation.bundle_files import file_ref
 from federation.coverage import coverage
@@ -35,7 +35,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 class RemoteBundle:
     """Graphs by hash in a cache, and a work directory that looks like a bundle."""
 
-    def __init__(self, client: Client, digest: str, cache: Path, work: Path) -> None:
+    def __init__(self, client: DeviceClient, digest: str, cache: Path, work: Path) -> None:
         self.client = client
         self.cache = cache / "graphs"
         self.directory = work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import re
@@ -25,6 +26,7 @@ from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
 
 DEFAULT_BATCH = 32
+IN_MEMORY = "memory"  # the reference of a module that was given as an object
 MOST_ELEMENTS, MOST_BATCH = 1 << 28, 1 << 20  # of one sample, of one batch
 
 
@@ -103,6 +105,35 @@ def load_source(
         tiers=entry.tiers,
         build=entry.build,
         build_narrow=lambda width: zoo_model(narrower(reference, width)).build(),
+    )
+
+
+def module_source(
+    module: nn.Module,
+    *,
+    input_shape: tuple[int, ...] | None,
+    input_dtype: str | None = None,
+    vocabulary: int | None = None,
+    loss: Loss | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+) -> ModelSource:
+    """Take a module as it is, with its weights. No other process can build it again."""
+    _check_ranges(input_shape, vocabulary, batch, seed)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"expected a torch.nn.Module, a zoo name, file.py:factory or model.onnx, got {type(module)}")
+    if input_shape is None:
+        raise InputError("say what the model takes: sample=ARRAY, or input_shape=(3, 32, 32) without the batch")
+    name = type(module).__name__
+    return ModelSource(
+        name=name,
+        origin=Source("torch", f"{IN_MEMORY}:{name}", seed),
+        input_shape=input_shape,
+        input_dtype=input_dtype or "float32",
+        vocabulary=vocabulary,
+        loss=loss or Loss("cross_entropy"),
+        batch=batch or DEFAULT_BATCH,
+        build=lambda: copy.deepcopy(module),
     )
 
 

@@ -19,7 +19,7 @@ from model_export.narrow import narrow_manifest, narrow_source
 from model_export.onnx_oracle import OnnxOracle
 from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
 from model_export.shapes import sample_input
-from model_export.source import reload_source
+from model_export.source import ModelSource, reload_source
 
 TOLERANCE = 1e-4
 BATCH = 4
@@ -65,6 +65,7 @@ def verify_bundle(
     directory: Path,
     *,
     source_reference: str | None = None,
+    source: ModelSource | None = None,
     batch: int = BATCH,
     tolerance: float = TOLERANCE,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
@@ -76,7 +77,7 @@ def verify_bundle(
     check_bundle(directory, manifest)
     vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
     bundle = _Bundle(directory, manifest, vector)
-    oracle = _oracle(manifest, vector, source_reference)
+    oracle = _oracle(manifest, vector, source_reference, source)
     samples = _Samples(bundle, batch)
     total = len(manifest.boundaries) + 1
     progress("layers", 0, total)
@@ -86,7 +87,7 @@ def verify_bundle(
         vector, own = bundle.vector, oracle
         if boundary.width is not None:
             vector = take_corners(manifest.space, vector, boundary.space(manifest))
-            own = _oracle(narrow_manifest(manifest, boundary), vector, source_reference, boundary.width)
+            own = _oracle(narrow_manifest(manifest, boundary), vector, source_reference, source, boundary.width)
         for engine, run in _engines(bundle, boundary):
             results.append(_compare_boundary(boundary, engine, run, own, vector, samples, tolerance))
     progress("done", total, total)
@@ -136,7 +137,21 @@ class _Samples:
         return _Sample(seed, x, random_labels(manifest, self._batch, seed), outputs)
 
 
-def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None, width: float | None = None) -> Oracle:
+def _oracle(
+    manifest: Manifest,
+    vector: np.ndarray,
+    reference: str | None,
+    source: ModelSource | None,
+    width: float | None = None,
+) -> Oracle:
+    source = source or _reloaded(manifest, reference)
+    if width is not None:
+        source = narrow_source(source, width)
+    return OnnxOracle(source, manifest) if source.build is None else TorchOracle(source, manifest, vector)
+
+
+def _reloaded(manifest: Manifest, reference: str | None) -> ModelSource:
+    """Build the source of a bundle again, from where it is now."""
     origin = manifest.source
     if reference:
         origin = type(origin)(origin.kind, reference, origin.seed)
@@ -150,10 +165,7 @@ def _oracle(manifest: Manifest, vector: np.ndarray, reference: str | None, width
     path = Path(origin.reference.rpartition(":")[0] if origin.kind == "torch" else origin.reference)
     if origin.kind != "zoo" and not path.is_file():
         raise BundleError(f"the source {path} is not here; say where it is now with --source")
-    source = reload_source(origin, **known)
-    if width is not None:
-        source = narrow_source(source, width)
-    return OnnxOracle(source, manifest) if origin.kind == "onnx" else TorchOracle(source, manifest, vector)
+    return reload_source(origin, **known)
 
 
 def _compare_layers(manifest: Manifest, oracle: Oracle, samples: _Samples) -> Comparison:

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from coordinator.admin_client import AdminClient
+from embrace.client import Client
 from federation import manifest as m
 from federation.bundle_files import file_ref
 from federation.space import Parameter
@@ -109,7 +109,7 @@ class LiveServer:
         """A job on a new small bundle."""
         if not directory.is_dir():
             make_bundle(directory)
-        client = AdminClient(self.url, self.admin)
+        client = Client(self.url, self.admin)
         self._clients.append(client._http)
         digest = client.send_bundle(directory)
         whole = {"bundle": "small", **plan}

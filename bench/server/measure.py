@@ -22,7 +22,7 @@ from bench.server.load import Load, LoadError, baseline_round, embrace_round
 from bench.server.model import vectors, write_bundle
 from bench.server.process import Watch, first_words, running
 from bench.server.report import Name, Row, ServerReport
-from coordinator.admin_client import AdminClient
+from embrace.client import Client
 from edge_runtime.machine import describe_device
 from federation.errors import InputError
 from federation.job import plan_from, plan_to
@@ -121,7 +121,7 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         url = first_words(process, folder, lambda line: line.split()[1] if line.startswith("coordinator: ") else "")
         port = int(url.rsplit(":", 1)[1])
         token = (folder / "data" / "admin.token").read_text().strip()
-        admin = AdminClient(url, token)
+        admin = Client(url, token)
         stack.callback(admin.close)
         plan = plan_from({"bundle": "bench", "num_rounds": rounds + 1, "participate": {"count": devices}})
         bundle = admin.send_bundle(folder / "bundle")
@@ -138,7 +138,7 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         return row
 
 
-def _enrol(url: str, admin: AdminClient, devices: int) -> list[str]:
+def _enrol(url: str, admin: Client, devices: int) -> list[str]:
     """Tokens of new devices; each of them enrols itself."""
     invitation = admin.call("POST", "/enrolments", json={"uses": devices, "seconds": 3600})["token"]
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {invitation}"}, timeout=30) as http:

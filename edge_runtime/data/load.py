@@ -1,8 +1,11 @@
-"""What the user named: an archive, a folder of images, a table or a function. All become `Samples`."""
+"""What the user named: arrays, an archive, a folder of images, a table or a function. All become `Samples`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from edge_runtime.data.archive import read_archive
 from edge_runtime.data.pictures import read_folder
@@ -12,11 +15,16 @@ from edge_runtime.data.user_file import read_user_file
 from federation.errors import DataError, InputError
 from federation.manifest import Manifest
 
+Data = str | Path | tuple[ArrayLike, ArrayLike]  # a reference, or inputs and labels
 FORMS = "FILE.npz, FILE.csv, FILE.py:NAME or a folder with one sub-folder of images per class"
 
 
-def load_samples(reference: str, manifest: Manifest, *, label: str | None = None) -> Samples:
+def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) -> Samples:
     """Open local data and check all of it against the model. `label` is a .csv file's column, by name or number."""
+    if isinstance(data, tuple):
+        inputs, labels = map(np.asarray, data)
+        return from_arrays(inputs, labels, manifest)
+    reference = str(data)
     path, ending = Path(reference), Path(reference).suffix.lower()
     if label is not None and ending != ".csv":
         raise InputError(f"{reference}: only .csv files have a label column to choose")

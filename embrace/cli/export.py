@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from embrace.cli import show
-from federation.capacity import capacity
 from federation.errors import InputError
-from federation.manifest import Boundary, Loss, LossName, Manifest
+from federation.manifest import LossName
 
 if TYPE_CHECKING:
-    from model_export.source import ModelSource
+    from embrace.bundles import Bundle
 
 DTYPES = ("float32", "int64")
+BOUNDARY_KEYS = (
+    "name",
+    "tiers",
+    "width",
+    "parameters",
+    "statistics",
+    "activations",
+    "capacity",
+    "train_bytes",
+    "engines",
+)
 
 
 def export(
@@ -57,39 +66,29 @@ def export(
     if model is None:
         raise InputError("say which model: a zoo name ('embrace export --list'), file.py:factory, or model.onnx")
     started = time.perf_counter()
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
+    if loss is not None and loss not in get_args(LossName):
+        raise InputError(f"--loss {loss}: expected {', '.join(get_args(LossName))}")
     with show.progress("export") as report:
+        from embrace.bundles import Bundle, open_source
         from model_export.bundle import Choices, export_bundle
 
         choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine), _parse_widths(widths))
-        source = _source(model, input_, dtype, vocabulary, loss, batch, seed)
-        source = replace(source, loss=_adjusted(source.loss, label_smoothing, ignore_index))
+        source = open_source(
+            model,
+            input_shape=_parse_shape(input_),
+            dtype=dtype,
+            vocabulary=vocabulary,
+            loss=loss,
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            batch=batch,
+            seed=seed,
+        )
         target = out or Path(source.name)
-        manifest = export_bundle(source, target, choices, report)
-    _show_result(manifest, target, time.perf_counter() - started, json_)
-
-
-def _source(
-    model: str,
-    input_: str | None,
-    dtype: str | None,
-    vocabulary: int | None,
-    loss: str | None,
-    batch: int | None,
-    seed: int,
-) -> ModelSource:
-    from model_export.source import load_source
-
-    if dtype is not None and dtype not in DTYPES:
-        raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
-    return load_source(
-        model,
-        input_shape=_parse_shape(input_),
-        input_dtype=dtype,
-        vocabulary=vocabulary,
-        loss=_parse_loss(loss),
-        batch=batch,
-        seed=seed,
-    )
+        export_bundle(source, target, choices, report)
+    _show_result(Bundle(target), time.perf_counter() - started, json_)
 
 
 def _parse_shape(text: str | None) -> tuple[int, ...] | None:
@@ -99,19 +98,6 @@ def _parse_shape(text: str | None) -> tuple[int, ...] | None:
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"--input {text}: expected positive numbers separated by commas, e.g. 3,32,32")
     return tuple(map(int, parts))
-
-
-def _parse_loss(name: str | None) -> Loss | None:
-    if name is None:
-        return None
-    if name not in get_args(LossName):
-        raise InputError(f"--loss {name}: expected {', '.join(get_args(LossName))}")
-    return Loss(name)  # type: ignore[arg-type]
-
-
-def _adjusted(loss: Loss, label_smoothing: float | None, ignore_index: int | None) -> Loss:
-    given = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
-    return replace(loss, **{name: value for name, value in given.items() if value is not None})
 
 
 def _parse_tiers(text: str | None) -> dict[str, float] | None:
@@ -164,15 +150,16 @@ def _list_zoo(as_json: bool) -> None:
     show.console().print(show.table("zoo", ("name", "what", "loss", "input", "parameters"), cells, left=3))
 
 
-def summary(manifest: Manifest, directory: Path, seconds: float) -> dict[str, Any]:
-    """What an export made, as `--json` prints it."""
+def summary(bundle: Bundle, seconds: float) -> dict[str, Any]:
+    """Return what an export made, as `--json` prints it."""
+    manifest = bundle.manifest
     return {
-        "directory": str(directory),
+        "directory": str(bundle.path),
         "name": manifest.name,
         "layers": len(manifest.layers),
         "batch": manifest.batch,
         "loss": manifest.loss.name,
-        "boundaries": [describe(manifest, boundary) for boundary in manifest.boundaries],
+        "boundaries": [{key: row[key] for key in BOUNDARY_KEYS} for row in bundle.boundaries],
         "tiers": manifest.tiers,
         "notes": list(manifest.notes),
         "files": len(manifest.files()) + 1,
@@ -181,28 +168,8 @@ def summary(manifest: Manifest, directory: Path, seconds: float) -> dict[str, An
     }
 
 
-def describe(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> dict[str, Any]:
-    """The figures of one boundary that both `export` and `inspect` show."""
-    return {
-        "name": boundary.name,
-        "tiers": [tier for tier, name in manifest.tiers.items() if name == boundary.name],
-        "width": boundary.width,
-        "parameters": manifest.weights_of(boundary),
-        "statistics": manifest.statistics_of(boundary),
-        "activations": boundary.activations * (batch or manifest.batch),
-        "capacity": capacity(manifest, boundary, batch),
-        "train_bytes": boundary.train.bytes if boundary.train else None,
-        "engines": engines(boundary),
-    }
-
-
-def engines(boundary: Boundary) -> list[str]:
-    """The engines that have graphs for a boundary."""
-    return [*(["portable"] if boundary.train else []), *(["ort-training"] if boundary.ort_training else [])]
-
-
-def _show_result(manifest: Manifest, directory: Path, seconds: float, as_json: bool) -> None:
-    facts = summary(manifest, directory, seconds)
+def _show_result(bundle: Bundle, seconds: float, as_json: bool) -> None:
+    facts = summary(bundle, seconds)
     if as_json:
         show.print_json(facts)
         return
@@ -220,11 +187,11 @@ def _show_result(manifest: Manifest, directory: Path, seconds: float, as_json: b
     ]
     columns = ("boundary", "tier", "engines", "parameters p", "activations a", "capacity", "training graph")
     layers = "1 layer" if facts["layers"] == 1 else f"{facts['layers']} layers"
-    title = f"{manifest.name}: {layers}, batch {manifest.batch}, loss {manifest.loss.name}"
+    title = f"{bundle.name}: {layers}, batch {facts['batch']}, loss {facts['loss']}"
     screen = show.console()
     screen.print(show.table(title, columns, rows, left=3))
-    for note in manifest.notes:
+    for note in facts["notes"]:
         screen.print(f"note: {note}", markup=False)
-    written = f"{facts['files']} files, {show.size(facts['bytes'])}, in {directory} after {seconds:.1f} s"
+    written = f"{facts['files']} files, {show.size(facts['bytes'])}, in {bundle.path} after {seconds:.1f} s"
     screen.print(written, markup=False)
-    screen.print(f"next: embrace inspect {directory}\n      embrace verify {directory}", markup=False)
+    screen.print(f"next: embrace inspect {bundle.path}\n      embrace verify {bundle.path}", markup=False)

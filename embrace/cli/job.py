@@ -14,7 +14,7 @@ from embrace.cli import show
 from federation.errors import InputError
 
 if TYPE_CHECKING:
-    from coordinator.admin_client import AdminClient
+    from embrace.client import Client
 
 job = typer.Typer(help="Training jobs of a coordinator.", no_args_is_help=True)
 device = typer.Typer(help="Devices of a coordinator.", no_args_is_help=True)
@@ -37,8 +37,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 LOCAL = "http://127.0.0.1:8470"
 
 
-def connect(server: str, token: str | None) -> AdminClient:
-    from coordinator.admin_client import AdminClient
+def connect(server: str, token: str | None) -> Client:
+    from embrace.client import Client
 
     if token is None:
         raise InputError("give the administrator's token: --token TOKEN, --token @FILE or EMBRACE_ADMIN_TOKEN")
@@ -47,7 +47,7 @@ def connect(server: str, token: str | None) -> AdminClient:
             token = Path(token[1:]).read_text().strip()
         except OSError as error:
             raise InputError(f"cannot read the token from {token[1:]}: {error.strerror}") from None
-    return AdminClient(server, token)
+    return Client(server, token)
 
 
 @job.command()
@@ -62,7 +62,7 @@ def create(
     Example: embrace job create job.toml --token @coordinator/admin.token
     """
     with connect(server, token) as client, show.progress("send the bundle"):
-        made = client.create_job(file)
+        made = client.create(file)
     show.print_json({"id": made}) if json_ else show.console().print(f"job {made}: embrace job watch {made}")
 
 
@@ -73,7 +73,7 @@ def list_jobs(server: Server = LOCAL, token: Token = None, json_: Json = False) 
     Example: embrace job list --token @coordinator/admin.token
     """
     with connect(server, token) as client:
-        found = client.call("GET", "/jobs")
+        found = client.jobs()
     if json_:
         show.print_json(found)
         return
@@ -93,9 +93,9 @@ def show_job(
     Example: embrace job show 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
     with connect(server, token) as client:
-        found, rounds = client.call("GET", f"/jobs/{job}"), client.call("GET", f"/jobs/{job}/rounds")
-        metrics = client.call("GET", f"/jobs/{job}/metrics")
-        names = {row["id"]: row["name"] for row in client.call("GET", "/devices")} if found["unfit"] else {}
+        found, rounds = client.job(job), client.rounds(job)
+        metrics = client.metrics(job)
+        names = {row["id"]: row["name"] for row in client.devices()} if found["unfit"] else {}
     if json_:
         show.print_json({**found, "rounds": rounds})
         return
@@ -125,12 +125,12 @@ def watch(
     from embrace.cli.watch import follow, watch_lines, watch_live
 
     with connect(server, token) as client:
-        client.call("GET", f"/jobs/{job}")  # says what is wrong at once; an outage later on is waited for
+        client.job(job)  # says what is wrong at once; an outage later on is waited for
         if json_:
             for event in follow(client, job):
                 if isinstance(event, dict):
                     print(json.dumps(event), flush=True)
-            state = client.call("GET", f"/jobs/{job}")["state"]
+            state = client.job(job)["state"]
         else:
             state = (watch_live if show.console().is_terminal else watch_lines)(client, job)
     if state == "failed":
@@ -150,30 +150,13 @@ def export(
 
     Example: embrace job export 1f2e3d4c5b6a7988 --out trained --token @coordinator/admin.token
     """
-    import tempfile
-
-    from edge_runtime.trained_bundle import check_target, write_trained
-    from federation.manifest import read_manifest
-    from federation.weights import map_weights
-
-    check_target(out)
-    with (
-        connect(server, token) as client,
-        show.progress("fetch the weights"),
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        found = client.call("GET", f"/jobs/{job}")
-        directory = bundle or Path(found["plan"]["bundle"])
-        manifest = read_manifest(directory)
-        weights = Path(folder) / "weights.safetensors"
-        client.save_weights(job, found["version"], weights)
-        write_trained(directory, manifest, 0, map_weights(weights, manifest.space), out)
+    with connect(server, token) as client, show.progress("fetch the weights"):
+        found = client.job(job)
+        trained = client.export(job, out, bundle=bundle)
     notes = []
     try:
-        from model_export.to_onnx import write_onnx, write_state_dict
-
-        write_onnx(out, out / "model.onnx")
-        write_state_dict(out, out / "model.pt")
+        trained.to_onnx(out / "model.onnx")
+        trained.to_torch(out / "model.pt")
     except ModuleNotFoundError as missing:
         notes.append(f"{missing.name} is not installed here: the bundle was written, model.onnx and model.pt were not")
     if json_:
@@ -186,7 +169,7 @@ def export(
 def _action(name: str) -> Any:
     def act(job: JobId, server: Server = LOCAL, token: Token = None) -> None:
         with connect(server, token) as client:
-            client.call("POST", f"/jobs/{job}/{name}")
+            getattr(client, name)(job)
 
     act.__doc__ = f"""{name.capitalize()} a job.
 
@@ -206,7 +189,7 @@ def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = Fals
     Example: embrace device list --token @coordinator/admin.token
     """
     with connect(server, token) as client:
-        found = client.call("GET", "/devices")
+        found = client.devices()
     if json_:
         show.print_json(found)
         return
@@ -238,7 +221,7 @@ def revoke(
     Example: embrace device revoke 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
     with connect(server, token) as client:
-        client.call("DELETE", f"/devices/{device}")
+        client.revoke(device)
 
 
 @device.command()
@@ -256,5 +239,5 @@ def invite(
     if not math.isfinite(hours):
         raise InputError(f"--hours: expected a number, got {hours}")
     with connect(server, token) as client:
-        made = client.call("POST", "/enrolments", json={"uses": uses, "seconds": 3600 * hours})
-    show.print_json(made) if json_ else show.console().print(made["token"], markup=False)
+        made = client.invite(uses, 3600 * hours)
+    show.print_json({"token": made}) if json_ else show.console().print(made, markup=False)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from embrace.cli import show
-from federation.bundle_files import check_bundle
-from federation.errors import DataError, InputError, TaskFailed
-from federation.manifest import Manifest, read_manifest
+from federation.errors import DataError, TaskFailed
+from federation.manifest import Manifest
 
 if TYPE_CHECKING:
     from edge_runtime.budget import Allowance
     from edge_runtime.data import Samples
-    from edge_runtime.fine_tune import History, Settled
+    from edge_runtime.fine_tune import History
     from federation.metrics import Score
-
-
-def default_work() -> Path:
-    """Where trials are remembered and activations are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embrace"
 
 
 def train(
@@ -67,189 +60,73 @@ def train(
 
     Example: embrace train bundles/resnet20 --data photos/ --memory 64MB --rounds 5
     """
-    manifest = read_manifest(bundle)
     named = bundle if bundle.name not in ("", "..") else bundle.resolve()  # '.' has no name of its own
     out = out or named.with_name(f"{bundle.resolve().name}-trained")
-    checkpoint = checkpoint or out.with_name(f"{out.name}.checkpoint")
     try:
-        from edge_runtime.budget import allow
-        from edge_runtime.data import check_trainable, load_samples, parse_augmentation
-        from edge_runtime.engine.session import Settings
-        from edge_runtime.fine_tune import kept_boundary
-        from edge_runtime.state_file import sole_user
-        from edge_runtime.trained_bundle import check_target
+        with show.progress("train") as bar:
+            from embrace.bundles import Bundle
+            from embrace.fine_tuning import train
 
-        check_target(out)
-        check_bundle(bundle, manifest)
-        settings = Settings(threads, spinning)
-        samples = load_samples(data, manifest, label=label)
-        held_out = load_samples(test, manifest, label=label) if test else None
-        if held_out is None and holdout:
-            samples, held_out = samples.split(holdout, seed)
-        boundary = boundary or (None if fresh else kept_boundary(checkpoint))
-        check_trainable(samples, allow_single_class)
-        parse_augmentation(augment).check(manifest.input.shape)
-        most = max(len(samples), len(held_out) if held_out is not None else 0)
-        with show.progress("find what fits"):
-            allowance = allow(
-                bundle,
-                manifest,
-                batch=min(batch, len(samples)),
-                samples=most,
+            opened = Bundle(bundle)
+            training = train(
+                opened,
+                data,
+                test=test,
+                holdout=holdout,
+                label=label,
                 memory=memory,
                 boundary=boundary,
+                rounds=rounds,
+                epochs=epochs,
+                steps=steps,
+                batch=batch,
+                rate=rate,
+                rules=rule or ["momentum=0.9"],
+                augment=augment,
+                refresh_every=refresh_every,
+                activations=activations,  # type: ignore[arg-type]
                 engine=engine,
                 profile=profile,
-                settings=settings,
-                activations=activations,
-                work=work or default_work(),
+                threads=threads,
+                spinning=spinning,
+                seed=seed,
+                out=out,
+                checkpoint=checkpoint,
+                fresh=fresh,
+                allow_single_class=allow_single_class,
+                work=work,
+                announce=_silent if json_ else partial(_announce, opened.manifest),
+                progress=_RoundsBar(bar, rounds),
             )
-        settled = _settle(
-            allowance.boundary.name,
-            samples,
-            epochs,
-            steps,
-            batch,
-            rate,
-            rule,
-            augment,
-            refresh_every,
-            activations,
-            seed,
-            allow_single_class,
-        )
-        if not json_:
-            _announce(manifest, allowance, samples, held_out)
-        with sole_user(checkpoint):
-            if fresh:
-                _forget(checkpoint)
-            history = _run(bundle, manifest, samples, held_out, settled, allowance, rounds, checkpoint, out)
     except (TaskFailed, DataError) as error:
         if json_:
             show.print_json({"status": error.reason, "message": str(error)})
         raise
     if json_:
-        show.print_json(summary(manifest, allowance, history, out))
+        show.print_json(training.to_json())
     else:
-        _print(history, allowance, out)
+        _print(training.history, out)
 
 
-def _forget(checkpoint: Path) -> None:
-    try:
-        checkpoint.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"--fresh cannot remove {checkpoint}: {error.strerror}") from None
+def _silent(allowance: Allowance, samples: Samples, held_out: Samples | None) -> None:
+    """Announce nothing."""
 
 
-def _settle(
-    boundary: str,
-    samples: Samples,
-    epochs: int,
-    steps: int | None,
-    batch: int,
-    rate: str,
-    rule: list[str] | None,
-    augment: str,
-    refresh_every: int,
-    activations: str,
-    seed: int,
-    allow_single_class: bool,
-) -> Settled:
-    from edge_runtime.data import parse_augmentation
-    from edge_runtime.fine_tune import Settled
-    from federation.axes.local import parse_rule
-    from federation.messages import Task
-    from federation.schedule import parse_schedule
+class _RoundsBar:
+    """A bar over all rounds, and over the frozen layers in between."""
 
-    if activations not in ("float32", "float16"):
-        raise InputError(f"--activations: expected float32 or float16, got {activations!r}")
-    schedule = parse_schedule(rate)
-    rules = [found for text in rule or ["momentum=0.9"] if (found := parse_rule(text)) is not None]
-    augmentation = parse_augmentation(augment)
-    per_epoch = max(1, len(samples) // min(batch, max(1, len(samples))))
-    task = Task(
-        boundary=boundary,
-        steps=steps or epochs * per_epoch,
-        batch=batch,
-        rate=schedule.at(0),
-        rules=tuple(rules),
-        seed=seed,
-        refresh_every=refresh_every,
-        activations="float16" if activations == "float16" else "float32",
-        crop=augmentation.crop,
-        flip=augmentation.flip,
-    )
-    return Settled(task, schedule, allow_single_class)
+    def __init__(self, bar: show.Report, rounds: int) -> None:
+        self._bar = bar
+        self._rounds = rounds
+        self._done = 0
 
-
-def _run(
-    bundle: Path,
-    manifest: Manifest,
-    samples: Samples,
-    held_out: Samples | None,
-    settled: Settled,
-    allowance: Allowance,
-    rounds: int,
-    checkpoint: Path,
-    out: Path,
-) -> History:
-    from edge_runtime.fine_tune import fine_tune
-    from edge_runtime.trained_bundle import write_trained
-
-    done = 0
-    with show.progress("train") as bar:
-
-        def progress(what: str, step: int, total: int) -> None:
-            nonlocal done
-            if what == "round":
-                done = step
-            elif what == "train":
-                bar(f"round {done + 1} of {rounds}", done * total + step, rounds * total)
-            else:
-                bar(f"frozen layers, {what}", step, total)
-
-        trained, history = fine_tune(
-            bundle,
-            manifest,
-            samples,
-            held_out,
-            settled,
-            allowance,
-            num_rounds=rounds,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
-    write_trained(bundle, manifest, allowance.boundary.layer, trained, out)
-    checkpoint.unlink(missing_ok=True)
-    return history
-
-
-def summary(manifest: Manifest, allowance: Allowance, history: History, out: Path) -> dict[str, Any]:
-    """Everything, as `--json` prints it."""
-    return {
-        "status": "done",
-        "model": manifest.name,
-        "out": str(out),
-        "boundary": allowance.boundary.name,
-        "engine": allowance.engine,
-        "profile": allowance.settings.profile,
-        "memory": {
-            "budget": allowance.budget,
-            "budget_from": allowance.budget_from,
-            "idle": allowance.idle,
-            "needed": allowance.needed,
-            "measured": allowance.trial is not None,
-        },
-        "forward": {"batch": allowance.plan.batch, "store": "disk" if allowance.plan.folder else "memory"},
-        "resumed_at": history.resumed_at,
-        "before": _score(history.before),
-        "after": _score(history.after),
-        "rounds": history.rounds,
-    }
-
-
-def _score(score: Score | None) -> dict[str, Any] | None:
-    return {**asdict(score), "mean_loss": score.mean_loss, "accuracy": score.accuracy} if score else None
+    def __call__(self, what: str, step: int, total: int) -> None:
+        if what == "round":
+            self._done = step
+        elif what == "train":
+            self._bar(f"round {self._done + 1} of {self._rounds}", self._done * total + step, self._rounds * total)
+        else:
+            self._bar(what if what == "find what fits" else f"frozen layers, {what}", step, total)
 
 
 def _announce(manifest: Manifest, allowance: Allowance, samples: Samples, held_out: Samples | None) -> None:
@@ -277,7 +154,7 @@ def _where(allowance: Allowance) -> str:
     return f"; activations in {'a file' if allowance.plan.folder else 'memory'}"
 
 
-def _print(history: History, allowance: Allowance, out: Path) -> None:
+def _print(history: History, out: Path) -> None:
     screen = show.console()
     if history.resumed_at:
         screen.print(f"went on after round {history.resumed_at}", markup=False)

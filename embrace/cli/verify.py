@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from embrace.bundles import TOLERANCE, Bundle, refuse_differences
 from embrace.cli import show
-from federation.errors import VerificationError
-from federation.manifest import read_manifest
 
 if TYPE_CHECKING:
     from model_export.verify import Comparison
 
-TOLERANCE = 1e-4
 KINDS = ("loss", "gradients", "statistics")
 
 
@@ -35,26 +33,14 @@ def verify(
 
     Example: embrace verify bundles/resnet20
     """
-    read_manifest(directory)  # a wrong directory is answered before PyTorch is loaded
+    bundle = Bundle(directory)  # a wrong directory is answered before PyTorch is loaded
     with show.progress("verify") as report:
-        from model_export.verify import verify_bundle
-
-        results = verify_bundle(directory, source_reference=source, batch=batch, tolerance=tolerance, progress=report)
+        results = bundle.compare(source, tolerance=tolerance, batch=batch, progress=report)
     if json_:
         show.print_json(summary(results, directory, tolerance))
     else:
         print_results(results, tolerance)
-    refuse(results, tolerance)
-
-
-def refuse(results: list[Comparison], tolerance: float) -> None:
-    """Fail if the largest error is above the tolerance."""
-    worst = max(results, key=lambda result: result.largest())
-    if not worst.largest() <= tolerance:
-        raise VerificationError(
-            f"boundary {worst.boundary}, engine {worst.engine}: {worst.worst} is off by {worst.largest():.2e}, "
-            f"more than the tolerance {tolerance:g}"
-        )
+    refuse_differences(results, tolerance)
 
 
 def summary(results: list[Comparison], directory: Path, tolerance: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from embrace.cli import show
 from federation.errors import EmbraceError, InputError
 
 if TYPE_CHECKING:
-    from coordinator.admin_client import AdminClient
+    from embrace.client import Client
 
 OVER = ("done", "failed", "stopped")
 REFRESH = 0.25  # seconds: what happened long ago is not shown step by step
@@ -72,7 +72,7 @@ def _round_of(task: str) -> str:
 class Watched:
     """What is known of a job: fetched again and again, but for names, which do not change."""
 
-    client: AdminClient
+    client: Client
     id: str
     names: dict[str, str] = field(default_factory=dict)  # of devices, by id
     notes: list[Note] = field(default_factory=list)
@@ -91,18 +91,18 @@ class Watched:
 
     def look(self) -> None:
         """Ask the coordinator how things stand."""
-        self.job = self.client.call("GET", f"/jobs/{self.id}")
-        self.rounds = self.client.call("GET", f"/jobs/{self.id}/rounds")
-        self.scores = scores_of(self.client.call("GET", f"/jobs/{self.id}/metrics"))
+        self.job = self.client.job(self.id)
+        self.rounds = self.client.rounds(self.id)
+        self.scores = scores_of(self.client.metrics(self.id))
         first = max(0, len(self.rounds) - 2)
-        for row in self.client.call("GET", f"/jobs/{self.id}/timings", params={"first_round": first}):
+        for row in self.client.timings(self.id, first):
             self.timings[row["device"]] = row["seconds"]
         self._learn_names({seat["member"]["device"] for seat in self.seats} | set(self.job["unfit"]))
         self.silent = ""
 
     def _learn_names(self, devices: set[str | None]) -> None:
         if devices - self.names.keys() - {None}:
-            self.names = {row["id"]: row["name"] for row in self.client.call("GET", "/devices")}
+            self.names = {row["id"]: row["name"] for row in self.client.devices()}
 
     @property
     def seats(self) -> list[dict[str, Any]]:
@@ -213,12 +213,12 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def follow(client: AdminClient, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
+def follow(client: Client, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
     """Events of a job until it is over; None when there is none for a moment; an error while nobody answers."""
     last, heard = 0, time.monotonic()
     while True:
         try:
-            for event in client.events(job, last, pulse=True):
+            for event in client.watch_with_pulse(job, last):
                 heard = time.monotonic()
                 last = last if event is None else event["id"]
                 yield event
@@ -233,7 +233,7 @@ def follow(client: AdminClient, job: str) -> Iterator[dict[str, Any] | EmbraceEr
         time.sleep(AGAIN)
 
 
-def watch_live(client: AdminClient, job: str) -> str:
+def watch_live(client: Client, job: str) -> str:
     """The live view; the state that the job ended in."""
     from rich.live import Live
 
@@ -260,7 +260,7 @@ def watch_live(client: AdminClient, job: str) -> str:
     return str(watched.job["state"])
 
 
-def watch_lines(client: AdminClient, job: str) -> str:
+def watch_lines(client: Client, job: str) -> str:
     """A line for every round, score and note, for files and pipes; the state that the job ended in."""
     watched = Watched(client, job)
     for event in follow(client, job):

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.admin_client import AdminClient
 from edge_runtime.budget import parse_size
 from edge_runtime.data import Samples, from_arrays
 from edge_runtime.engine.session import Settings
@@ -28,6 +27,7 @@ from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer
+from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, Processes, served_at, undisturbed
 from embrace.demo.results import DeviceResult, Outcome, RoundResult, View
 from federation.axes.local import Momentum
@@ -217,7 +217,7 @@ class Fleet:
         data = self.directory / COORDINATOR
         self.processes.start(COORDINATOR, "serve", "--data", str(data), "--port", "0", "--devices", "1")
         url = self._wait(lambda: served_at(self.processes.output(COORDINATOR)))
-        self.admin = AdminClient(url, (data / "admin.token").read_text().strip())
+        self.admin = Client(url, (data / "admin.token").read_text().strip())
         token = self._call("POST", "/enrolments", json={"uses": len(FLEET), "seconds": 600})["token"]
         for member, (x, y) in zip(FLEET, shares):
             np.savez(self.directory / f"{member.name}.npz", x=x, y=y)
@@ -248,7 +248,7 @@ class Fleet:
         self.ids = self._wait(self._enrolled)
         file = self.directory / "job.toml"
         file.write_text(JOB.format(rounds=rounds))
-        self.job = self.admin.create_job(file)
+        self.job = self.admin.create(file)
 
     def _enrolled(self) -> dict[str, str] | None:
         found = {row["id"]: row["name"] for row in self._call("GET", "/devices")}

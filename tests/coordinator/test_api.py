@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.admin_client import AdminClient
 from coordinator.api import device_routes
+from embrace.client import Client
 from federation.job import plan_from
 from tests.coordinator.harness import Site, body_of, place_bundle, put_update, serving
 
@@ -76,8 +76,8 @@ def test_events_come_in_order_and_go_on_where_they_were(site: Site, held: Any) -
         assert ids == sorted(set(ids)) and len(ids) == 7
         assert sse(admin.get(url, headers={"Last-Event-ID": str(ids[2])}).text) == whole[3:]
         assert sse(admin.get(url, params={"after": ids[4]}).text) == whole[5:]
-        watcher = AdminClient(site.url, site.admin)
-        assert list(watcher.events(offer.job)) == [data for _, _, data in whole]
+        watcher = Client(site.url, site.admin)
+        assert list(watcher.watch(offer.job)) == [data for _, _, data in whole]
         watcher.close()
 
 

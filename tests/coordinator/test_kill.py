@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from coordinator.store.files import Files
-from edge_runtime.client import Client, Declined
+from edge_runtime.client import Declined, DeviceClient
 from federation.axes.cover import DeviceProfile
 from federation.bundle_files import file_ref
 from federation.job import plan_from
@@ -66,7 +66,7 @@ class Prepared:
 
 def work(manifest: Manifest, url: str, token: str, rounds: int, errors: list[BaseException]) -> None:
     """A scripted device: answers a task of every round, and rides out whatever happens to the server."""
-    client = Client(url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
+    client = DeviceClient(url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
     done: set[int] = set()
     try:
         while len(done) < rounds:
@@ -80,7 +80,7 @@ def work(manifest: Manifest, url: str, token: str, rounds: int, errors: list[Bas
         client.close()
 
 
-def answer(client: Client, manifest: Manifest, offer: TaskOffer) -> None:
+def answer(client: DeviceClient, manifest: Manifest, offer: TaskOffer) -> None:
     layer, vector = manifest.boundary(offer.work["boundary"]).layer, scripted(manifest, offer)
     client.send_update(offer.id, lambda: encode_layers(manifest.space, layer, vector), report_of(offer))
 
@@ -170,7 +170,7 @@ def test_killed_in_the_middle_of_an_upload(prepared: Prepared, tmp_path: Path) -
     directory = prepared.copy(tmp_path / "disturbed")
     process, url = start_server(directory)
     try:
-        clients = [Client(url, token) for token in prepared.tokens]
+        clients = [DeviceClient(url, token) for token in prepared.tokens]
         found = [client.next_task(0.0) for client in clients]
         offers = [offer or client.next_task(5.0) for client, offer in zip(clients, found)]
         offer = offers[0]
@@ -272,9 +272,9 @@ def test_killed_before_a_version_was_put_up_for_scoring(to_be_scored, tmp_path: 
 
 _AGENT = """
 import sys, time
-from edge_runtime.client import Client
+from edge_runtime.client import DeviceClient
 
-offer = Client(sys.argv[1], sys.argv[2]).next_task(30.0)
+offer = DeviceClient(sys.argv[1], sys.argv[2]).next_task(30.0)
 print(offer.id, flush=True)
 time.sleep(600)  # training
 """
@@ -302,7 +302,7 @@ def test_a_killed_agent_does_not_hold_up_the_round(tmp_path: Path, closes: str) 
     job = world.job(num_rounds=1, participate=rule, bounds={"lease": lease, "offer": 60})
     world.end()
     process, url = start_server(world.root)
-    clients = [Client(url, token) for token in tokens]
+    clients = [DeviceClient(url, token) for token in tokens]
     try:
         if closes == "by the deadline":
             survivor = clients[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.admin_client import AdminClient
+from embrace.client import Client
 from embrace.demo.fleet import SHIPPED, load_digits
 from embrace.demo.processes import Processes
 from federation.axes.cover import DeviceProfile
@@ -43,7 +43,7 @@ class Run:
 def fleet(directory: Path, names: Sequence[str]) -> Run:
     """A fresh coordinator and fresh agents, which enrol in this order."""
     with live_server(directory) as server, Processes(directory) as processes:
-        admin = AdminClient(server.url, server.admin)
+        admin = Client(server.url, server.admin)
         shares = dict(zip(TIERS, load_digits()[0]))
         for name in names:
             x, y = shares[name]
@@ -72,7 +72,7 @@ def fleet(directory: Path, names: Sequence[str]) -> Run:
             wait(lambda: name in {row["name"] for row in admin.call("GET", "/devices")}, server)  # noqa: B023
         shutil.copytree(SHIPPED / "model", directory / "digits")
         (directory / "job.toml").write_text(JOB)
-        job = admin.create_job(directory / "job.toml")
+        job = admin.create(directory / "job.toml")
         wait(lambda: admin.call("GET", f"/jobs/{job}")["state"] == "done", server)
         admin.save_weights(job, 4, directory / "trained.safetensors")
         ids = {row["name"]: row["id"] for row in admin.call("GET", "/devices")}

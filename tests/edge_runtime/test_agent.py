@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load
 
 from edge_runtime.agent import Agent, Device
-from edge_runtime.client import Client, Declined
+from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.data import from_arrays
 from edge_runtime.layers import BundleSource
 from edge_runtime.remote import RemoteBundle
@@ -62,7 +62,7 @@ def make_job(site: Site) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def connect(site: Site) -> Iterator[Callable[[type[Client], str], Client]]:
+def connect(site: Site) -> Iterator[Callable[[type[DeviceClient], str], DeviceClient]]:
     """Clients that are closed with their test."""
     with contextlib.ExitStack() as stack:
         yield lambda kind, token: stack.enter_context(contextlib.closing(kind(site.url, token)))
@@ -74,7 +74,7 @@ def data(tmp_path: Path, images) -> Path:
     return tmp_path / "data.npz"
 
 
-class Recording(Client):
+class Recording(DeviceClient):
     """Remembers what it sends."""
 
     def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
@@ -157,7 +157,7 @@ def test_a_task_that_fails_is_reported_and_the_agent_lives(
     site: Site, make_job, connect, data: Path, tmp_path: Path, monkeypatch, where: Any, what: Any, reason: str
 ) -> None:
     job = make_job(num_rounds=1)
-    client = connect(Client, site.enrol()[1])
+    client = connect(DeviceClient, site.enrol()[1])
     kept = data.with_suffix(".kept")
     if where is None:
         data.rename(kept)
@@ -178,7 +178,7 @@ def test_a_task_that_fails_is_reported_and_the_agent_lives(
 
 def test_a_budget_that_is_too_small_is_reported(site: Site, make_job, connect, data: Path, tmp_path: Path) -> None:
     job = make_job(num_rounds=1)
-    client = connect(Client, site.enrol()[1])
+    client = connect(DeviceClient, site.enrol()[1])
     agent = Agent(client, Device(str(data), tmp_path / "work", memory="1MB", tier="strong"))
     asked = iter([False, True])
     assert agent.run(wait=5.0, until=lambda: next(asked)) == 0
@@ -190,7 +190,7 @@ def test_an_update_that_comes_too_late_is_not_worth_dying_for(
     site: Site, make_job, connect, data: Path, tmp_path: Path
 ) -> None:
     job = make_job(num_rounds=1)
-    client = connect(Client, site.enrol()[1])
+    client = connect(DeviceClient, site.enrol()[1])
     agent = Agent(client, Device(str(data), tmp_path / "work", tier="weak"))
     offer = client.next_task(5.0)
     assert offer is not None
@@ -206,7 +206,7 @@ def test_a_device_that_no_job_can_use_is_told_why_and_waits_for_one_that_can(
     site: Site, make_job, connect, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = make_job(num_rounds=1, cover={"rule": "everything"})
-    agent = Agent(connect(Client, site.enrol("weak")[1]), Device(str(data), tmp_path / "work", tier="weak"))
+    agent = Agent(connect(DeviceClient, site.enrol("weak")[1]), Device(str(data), tmp_path / "work", tier="weak"))
     asked = iter([False, False, False, True])
     assert agent.run(wait=0.1, until=lambda: next(asked)) == 0
     why = "everything is to be trained, and the device can train from 'dense' on"
@@ -219,7 +219,7 @@ def test_a_device_that_no_job_can_use_is_told_why_and_waits_for_one_that_can(
 
 def test_a_device_that_was_shut_out_ends(site: Site, connect, data: Path, tmp_path: Path) -> None:
     device, token = site.enrol()
-    client = connect(Client, token)
+    client = connect(DeviceClient, token)
     site.server.coordinator.revoke(device)
     with pytest.raises(Declined) as refusal:
         Agent(client, Device(str(data), tmp_path / "work")).run(wait=0.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.client import FIRST_PAUSE, LONGEST_PAUSE, Client, Declined, Unreachable
+from edge_runtime.client import FIRST_PAUSE, LONGEST_PAUSE, Declined, DeviceClient, Unreachable
 from federation.errors import BundleError, InputError
 from federation.messages import Report
 
@@ -81,9 +81,9 @@ def problem(status: int, **more: object) -> bytes:
 
 
 @contextmanager
-def client(url: str, **options: object) -> Iterator[tuple[Client, list[float]]]:
+def client(url: str, **options: object) -> Iterator[tuple[DeviceClient, list[float]]]:
     pauses: list[float] = []
-    made = Client(url, "token", sleep=pauses.append, **options)  # type: ignore[arg-type]
+    made = DeviceClient(url, "token", sleep=pauses.append, **options)  # type: ignore[arg-type]
     yield made, pauses
     made.close()
 
@@ -133,7 +133,7 @@ def test_nobody_there() -> None:
     assert sum(pauses) >= 5
     for wrong in ("http://[::", "nonsense", "127.0.0.1:8470", "ftp://host", "http://", "http://a\0"):
         with pytest.raises(InputError, match="address"):
-            Client(wrong, "token")
+            DeviceClient(wrong, "token")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422])

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.admin_client import AdminClient
 from edge_runtime.agent import Agent, Device
-from edge_runtime.client import Client
+from edge_runtime.client import DeviceClient
 from edge_runtime.engine.session import Settings
+from embrace.client import Client
 from federation.manifest import read_manifest
 from federation.messages import Report
 from federation.space import Vector
@@ -142,14 +142,14 @@ def device_of(folder: Path | str, name: str, tier: str | None) -> Device:
     return Device(str(data), work, tier=tier, engine="portable", settings=Settings(threads=1))
 
 
-def make_agent(url: str, token: str, device: Device, client: type[Client] = Client) -> Agent:
+def make_agent(url: str, token: str, device: Device, client: type[DeviceClient] = DeviceClient) -> Agent:
     """An agent that rides out whatever happens to the server, without long pauses."""
     return Agent(client(url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1))), device)
 
 
 def enrol(url: str, enrolment: str, scene: Scene) -> dict[str, str]:
     """The devices of a scene; their tokens by name."""
-    client, tokens = Client(url, enrolment), {}
+    client, tokens = DeviceClient(url, enrolment), {}
     for device in scene.devices:
         own, tokens[device.name] = client.enrol(device.name, {"tier": device.profile.tier})
         assert own == device.id
@@ -162,7 +162,7 @@ class Fleet:
 
     def __init__(self, url: str, admin: str, tokens: dict[str, str], scene: Scene, folder: Path) -> None:
         """Of devices that are enrolled; `tokens` by name. Everything of theirs goes into the folder."""
-        self.admin, self.folder, self.bundle, self.tokens = AdminClient(url, admin), folder, scene.bundle, tokens
+        self.admin, self.folder, self.bundle, self.tokens = Client(url, admin), folder, scene.bundle, tokens
         self.devices: dict[str, RealDevice] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for device in scene.devices:
@@ -172,7 +172,7 @@ class Fleet:
 
     def run(self, file: Path) -> Vector:
         """A job to its end; the weights that came of it."""
-        job = self.admin.create_job(file)
+        job = self.admin.create(file)
         self.wait(lambda: self.job(job)["state"] == "done")
         return self.weights(job)
 

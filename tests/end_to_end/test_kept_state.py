@@ -63,7 +63,7 @@ def tidy(site: Site, fleet: Fleet, job: str) -> None:
 POINTS = ("saved", "acknowledged")
 _AGENT = """
 import os, signal, sys
-from edge_runtime.client import Client
+from edge_runtime.client import DeviceClient
 from edge_runtime.device_state import KeptFiles
 from tests.end_to_end.fleet import device_of, make_agent
 
@@ -74,7 +74,7 @@ def reached(here):
     if here == point and done == int(times):
         os.kill(os.getpid(), signal.SIGKILL)
 
-class Mortal(Client):
+class Mortal(DeviceClient):
     def send_update(self, *given):
         global done
         done += 1
@@ -103,7 +103,7 @@ def test_a_killed_agent_goes_on_with_what_counts(write_job: WriteJob, tmp_path: 
     with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
         process = start_agent(fleet, site.url, scene, point, times=3)
         try:
-            job = fleet.admin.create_job(file)
+            job = fleet.admin.create(file)
             assert process.wait(120) == -signal.SIGKILL
             left = list((tmp_path / "devices" / NAME / "kept" / job).iterdir())
             assert len(left) == (1 if point == "acknowledged" else 2)
@@ -129,7 +129,7 @@ def test_a_device_that_lost_its_state_goes_on_from_the_servers_values(
     scene = open_job(file, {}, None)
     undisturbed = simulate(file, tmp_path / "undisturbed").weights
     with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
-        job = fleet.admin.create_job(file)
+        job = fleet.admin.create(file)
         forgetful = fleet.devices[NAME]
         assert forgetful.agent.run(most_tasks=3, wait=5.0) == 3
         shutil.rmtree(tmp_path / "devices" / NAME / "kept")
@@ -170,10 +170,10 @@ def test_a_full_disk_while_state_is_written(
 
     with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices") as fleet:
         monkeypatch.setattr(state.os, "fsync", full)
-        job = fleet.admin.create_job(file)
+        job = fleet.admin.create(file)
         fleet.wait(lambda: fleet.job(job)["state"] == "done")
         found = fleet.weights(job)
-        failed = [event["body"] for event in fleet.admin.events(job) if event["kind"] == "TaskFailed"]
+        failed = [event["body"] for event in fleet.admin.watch(job) if event["kind"] == "TaskFailed"]
         tidy(site, fleet, job)
     assert [(body["device"], body["reason"]) for body in failed] == [(scene.devices[0].id, "disk_full")]
     assert (found == expected).all()
@@ -212,7 +212,7 @@ def test_a_device_that_leaves_in_the_middle_of_a_window(write_job: WriteJob, tmp
     file = write_job(text)
     scene = open_job(file, {}, None)
     with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
-        job = fleet.admin.create_job(file)
+        job = fleet.admin.create(file)
         leaver = fleet.devices[NAME]
         assert leaver.agent.run(most_tasks=after, wait=5.0) == after
         fleet.admin.call("DELETE", f"/devices/{leaver.id}")
@@ -232,12 +232,12 @@ def test_nothing_is_left_of_a_job_that_is_over(write_job: WriteJob, tmp_path: Pa
     file = write_job(job_text("partial_averaging", 10, some))
     scene = open_job(file, {}, None)
     with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices") as fleet:
-        first = fleet.admin.create_job(file)
+        first = fleet.admin.create(file)
         fleet.wait(lambda: fleet.job(first)["state"] == "done")
         tidy(site, fleet, first)
         kept = [device.agent.device.work / "kept" for device in fleet.devices.values()]
         assert sum((folder / first).is_dir() for folder in kept) >= 3
-        second = fleet.admin.create_job(file)
+        second = fleet.admin.create(file)
         fleet.wait(lambda: fleet.job(second)["state"] == "done")
         tidy(site, fleet, second)
         active = {row["device"] for row in fleet.admin.call("GET", f"/jobs/{second}/timings")}

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.admin_client import AdminClient
 from coordinator.store.files import Files
+from embrace.client import Client
 from federation.space import Vector
 from simulation.fleet import Scene
 from simulation.run import open_job
@@ -59,8 +59,8 @@ def prepare(write_job: WriteJob, tmp_path_factory: pytest.TempPathFactory) -> Ca
             with serving(folder / "start") as site:
                 known = site.server.registry
                 tokens = enrol(site.url, known.invite(len(scene.devices), 600), scene)
-                admin = AdminClient(site.url, site.admin)
-                job = admin.create_job(file)
+                admin = Client(site.url, site.admin)
+                job = admin.create(file)
                 admin.close()
             expected = simulate(file, folder / "run").weights
             made[name] = Prepared(folder / "start", scene, job, site.admin, tokens, expected)

@@ -13,7 +13,7 @@ from tests.end_to_end.fleet import Fleet, job_text, read_weights
 
 
 def test_show_and_export(write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
-    job = fleet.admin.create_job(write_job(job_text("fedlama", 5, "[serve]\nrule = 'adam'\n", steps=3)))
+    job = fleet.admin.create(write_job(job_text("fedlama", 5, "[serve]\nrule = 'adam'\n", steps=3)))
     fleet.wait(lambda: fleet.job(job)["state"] == "done")
     server = str(fleet.admin._http.base_url)
     login = ("--server", server, "--token", fleet.admin._http.headers["Authorization"].removeprefix("Bearer "))

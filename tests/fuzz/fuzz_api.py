@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
-from coordinator.admin_client import AdminClient
-from edge_runtime.client import Client
+from edge_runtime.client import DeviceClient
+from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, Processes, served_at
 from federation.errors import EmbraceError
 from federation.manifest import Manifest, read_manifest
@@ -88,13 +88,13 @@ def _serve(processes: Processes, directory: Path, name: str = COORDINATOR) -> st
 
 def _furnish(url: str, token: str) -> tuple[dict[str, str], dict[str, list[Any]]]:
     """A job that is over, one that runs, a device that holds a task of it: their tokens and names."""
-    admin = AdminClient(url, token)
+    admin = Client(url, token)
     manifest, digest = read_manifest(BUNDLE), admin.send_bundle(BUNDLE)
     enrolment = admin.call("POST", "/enrolments", json={"uses": 1_000_000, "seconds": 86400})["token"]
-    spare, _ = Client(url, enrolment).enrol("to be revoked", {"tier": "weak"})
+    spare, _ = DeviceClient(url, enrolment).enrol("to be revoked", {"tier": "weak"})
     admin.call("DELETE", f"/devices/{spare}")
-    _, own = Client(url, enrolment).enrol("fuzzed", {"tier": "strong"})
-    device = Client(url, own, patience=30)
+    _, own = DeviceClient(url, enrolment).enrol("fuzzed", {"tier": "strong"})
+    device = DeviceClient(url, own, patience=30)
     over = _create(admin, digest, 1)
     _answer(device, manifest, _next(device))
     while admin.call("GET", f"/jobs/{over}")["state"] != "done":
@@ -112,19 +112,19 @@ def _furnish(url: str, token: str) -> tuple[dict[str, str], dict[str, list[Any]]
     return {"admin": token, "enrolment": enrolment, "device": own}, things
 
 
-def _create(admin: AdminClient, digest: str, rounds: int) -> str:
+def _create(admin: Client, digest: str, rounds: int) -> str:
     plan = {"bundle": "digits", "num_rounds": rounds, "participate": {"count": 1}}
     return str(admin.call("POST", "/jobs", json={"bundle": digest, "plan": plan})["id"])
 
 
-def _next(device: Client) -> TaskOffer:
+def _next(device: DeviceClient) -> TaskOffer:
     offer = device.next_task(10)
     if offer is None:
         raise EmbraceError("there is no task for the only device")
     return offer
 
 
-def _answer(device: Client, manifest: Manifest, offer: TaskOffer) -> None:
+def _answer(device: DeviceClient, manifest: Manifest, offer: TaskOffer) -> None:
     layer = manifest.boundary(offer.work["boundary"]).layer
     where = manifest.space.suffix(layer)
     delta = update_of(offer.id, where.stop - where.start)

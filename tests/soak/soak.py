@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.admin_client import AdminClient
 from coordinator.aggregate import forget_versions, open_version, write_version
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from coordinator.store.schema import RoundRow, SeatRow
-from edge_runtime.client import Client, Declined, Unreachable
+from edge_runtime.client import Declined, DeviceClient, Unreachable
+from embrace.client import Client
 from embrace.demo.processes import served_at
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
@@ -60,9 +60,9 @@ def agent(server: str, token: str, seed: int) -> None:
     chance = random.Random(seed)
     manifest = read_manifest(BUNDLE)
     tier = chance.choice(["strong", "moderate", "weak"])
-    joining = Client(server, token, patience=120)
+    joining = DeviceClient(server, token, patience=120)
     _, own = joining.enrol(f"soak-{seed}", {"tier": tier})
-    client = Client(server, own, patience=120)
+    client = DeviceClient(server, own, patience=120)
     while True:
         offer = client.next_task(5)
         if offer is None:
@@ -92,7 +92,7 @@ def soak(seconds: float, agents: int, rounds: int = 0) -> dict[str, Any]:
         ended = Counter(left=0, crashed=0, failed=0)
         fleet: list[subprocess.Popen[bytes]] = []
         try:
-            with AdminClient(url, (root / "admin.token").read_text().strip()) as admin:
+            with Client(url, (root / "admin.token").read_text().strip()) as admin:
                 plan = {
                     "bundle": str(BUNDLE),
                     "num_rounds": 1_000_000,

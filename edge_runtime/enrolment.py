@@ -1,0 +1,45 @@
+"""A device's own credential: kept from last time, or given by the coordinator in exchange for an enrolment token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_runtime.client import DeviceClient
+from federation.errors import InputError
+
+FILE_NAME = "credentials.json"
+
+
+def credential(
+    server: str, token: str | None, name: str, profile: Mapping[str, object], work: Path, verify: str | bool
+) -> str:
+    """Return the device's own token for a coordinator; enrol if there is none yet."""
+    file = work / FILE_NAME
+    try:
+        known = json.loads(file.read_text()) if file.is_file() else {}
+    except (ValueError, OSError):
+        known = None
+    if not isinstance(known, dict):
+        raise InputError(f"{file} is damaged: expected tokens as JSON; delete it and enrol again")
+    if server not in known:
+        if token is None:
+            raise InputError(f"this device is not enrolled at {server}: give --token with an enrolment token")
+        with DeviceClient(server, token, verify=verify) as enrolling:
+            _, known[server] = enrolling.enrol(name, dict(profile))
+        draft = file.with_suffix(".new")
+        draft.touch(0o600)
+        draft.write_text(json.dumps(known))
+        draft.replace(file)
+    return str(known[server])
+
+
+def check_work_folder(work: Path) -> None:
+    """Refuse a folder that cannot be written, before a use of the enrolment token is spent."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "writable").touch()
+        (work / "writable").unlink()
+    except OSError as error:
+        raise InputError(f"cannot use {work}: {error.strerror}") from None

@@ -1,0 +1,316 @@
+"""A model as a bundle: ONNX pieces, split at layer boundaries, that a device can train from any of them."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embrace.errors import InputError, VerificationError
+from federation.bundle_files import check_bundle
+from federation.capacity import capacity, forward_macs, predicted_memory, training_macs
+from federation.manifest import Boundary, Layer, Loss, LossName, Manifest, read_manifest
+from federation.weights import map_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from model_export.source import ModelSource
+    from model_export.verify import Comparison
+
+TOLERANCE = 1e-4
+Progress = Callable[[str, int, int], None]  # what happens now, and how many of how many steps are done
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+class Bundle:
+    """A model that devices can train from every layer boundary.
+
+    >>> bundle = embrace.export(model, sample=x)
+    >>> bundle
+    Bundle('Sequential', 2 layers, 2,410 weights)
+    >>> [row["name"] for row in bundle.boundaries]
+    ['1', '3']
+    >>> sorted(bundle.state_dict())
+    ['1.bias', '1.weight', '3.bias', '3.weight']
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest: Manifest = read_manifest(self.path)
+        self._source: ModelSource | None = None  # of a model that lives in this process only
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # removed together with this object
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def tiers(self) -> dict[str, str]:
+        """The boundary that each tier trains from."""
+        return dict(self.manifest.tiers)
+
+    @property
+    def boundaries(self) -> list[dict[str, Any]]:
+        """A row for each place from which a device can train, input side first, with what that needs."""
+        return [describe_boundary(self.manifest, boundary) for boundary in self.manifest.boundaries]
+
+    def inspect(self, batch: int | None = None) -> dict[str, Any]:
+        """Return all figures; MACs, shapes and layers' activations are per sample."""
+        manifest = self.manifest
+        return {
+            "name": manifest.name,
+            "source": asdict(manifest.source),
+            "loss": asdict(manifest.loss),
+            "input": asdict(manifest.input),
+            "output": asdict(manifest.output),
+            "batch": batch or manifest.batch,
+            "layers": [describe_layer(layer) for layer in manifest.layers],
+            "boundaries": [describe_boundary(manifest, boundary, batch) for boundary in manifest.boundaries],
+            "tiers": manifest.tiers,
+            "notes": list(manifest.notes),
+            "bytes": sum(ref.bytes for ref in manifest.files()),
+        }
+
+    def verify(
+        self,
+        source: str | None = None,
+        *,
+        tolerance: float = TOLERANCE,
+        batch: int = 4,
+        progress: Progress = _quiet,
+    ) -> list[Comparison]:
+        """Compare every layer, loss, gradient and statistic with the source; VerificationError if one differs.
+
+        `source` says where the model is now, if it moved: `file.py:factory` or `model.onnx`.
+        """
+        results = self.compare(source, tolerance=tolerance, batch=batch, progress=progress)
+        refuse_differences(results, tolerance)
+        return results
+
+    def compare(
+        self, source: str | None = None, *, tolerance: float = TOLERANCE, batch: int = 4, progress: Progress = _quiet
+    ) -> list[Comparison]:
+        """Return the differences that `verify` judges."""
+        from model_export.verify import verify_bundle
+
+        own = self._source if source is None else None
+        return verify_bundle(
+            self.path, source_reference=source, source=own, batch=batch, tolerance=tolerance, progress=progress
+        )
+
+    def check(self) -> None:
+        """Compare every file with the digest that the manifest states; BundleError if one differs."""
+        check_bundle(self.path, self.manifest)
+
+    def state_dict(self) -> dict[str, NDArray[np.float32]]:
+        """Return the weights and statistics by name, as copies."""
+        vector = np.array(map_weights(self.path / self.manifest.weights.name, self.manifest.space))
+        return dict(self.manifest.space.views(vector))
+
+    def save(self, path: str | Path) -> Bundle:
+        """Copy the bundle to a new directory."""
+        target = Path(path)
+        if target.exists():
+            raise InputError(f"{target} exists; choose another path or remove it")
+        shutil.copytree(self.path, target)
+        return Bundle(target)
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write the whole model as one forward graph with its weights inside."""
+        from model_export.to_onnx import write_onnx
+
+        write_onnx(self.path, Path(path))
+        return Path(path)
+
+    def to_torch(self, path: str | Path) -> Path:
+        """Write a state dict: `module.load_state_dict(torch.load(path))`."""
+        from model_export.to_onnx import write_state_dict
+
+        write_state_dict(self.path, Path(path))
+        return Path(path)
+
+    def plot(self, path: str | Path, batch: int | None = None) -> Path:
+        """Draw memory and arithmetic of every boundary to a .png, .svg or .pdf file."""
+        from embrace.boundary_plot import plot_boundaries
+
+        plot_boundaries(self.manifest, batch or self.manifest.batch, Path(path))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        layers = "1 layer" if len(manifest.layers) == 1 else f"{len(manifest.layers)} layers"
+        return f"Bundle({manifest.name!r}, {layers}, {manifest.weights_from(0):,} weights)"
+
+    def _repr_html_(self) -> str:
+        """Show the boundaries as a table in a notebook."""
+        columns = ("boundary", "tiers", "weights", "capacity", "memory (MB)")
+        rows = [
+            (
+                row["name"],
+                ", ".join(row["tiers"]),
+                f"{row['parameters']:,}",
+                f"{row['capacity']:.3f}",
+                f"{row['memory']['total'] / 1e6:.2f}",
+            )
+            for row in self.boundaries
+        ]
+        head = "".join(f"<th>{name}</th>" for name in columns)
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        title = f"{html.escape(self.name)}: training from a boundary at batch {self.manifest.batch}"
+        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def refuse_differences(results: Sequence[Comparison], tolerance: float) -> None:
+    """Raise VerificationError if the largest error is above the tolerance, or is no number."""
+    worst = max(results, key=lambda result: result.largest())
+    if not worst.largest() <= tolerance:
+        raise VerificationError(
+            f"boundary {worst.boundary}, engine {worst.engine}: {worst.worst} is off by {worst.largest():.2e}, "
+            f"more than the tolerance {tolerance:g}"
+        )
+
+
+def load(path: str | Path) -> Bundle:
+    """Open a bundle that `export` wrote, and check its files.
+
+    >>> embrace.load(folder / "bundle").name
+    'Sequential'
+    """
+    bundle = Bundle(path)
+    bundle.check()
+    return bundle
+
+
+def export(
+    model: nn.Module | str | Path,
+    out: str | Path | None = None,
+    *,
+    sample: ArrayLike | None = None,
+    input_shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    vocabulary: int | None = None,
+    loss: LossName | None = None,
+    label_smoothing: float | None = None,
+    ignore_index: int | None = None,
+    split: Sequence[str] = (),
+    tiers: Mapping[str, float] | None = None,
+    widths: Sequence[float] = (),
+    engines: Sequence[str] = ("portable",),
+    batch: int | None = None,
+    seed: int = 0,
+    progress: Progress = _quiet,
+) -> Bundle:
+    """Turn a model into a bundle.
+
+    `model` is a module, with the weights it has now; or the name of a zoo model, `file.py:factory` or `model.onnx`.
+    `sample` is an array with a batch of inputs, of which shape and type are taken; `input_shape` and `dtype` say the
+    same in words. Without `out` the bundle is a temporary folder that is removed together with the object.
+
+    >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
+    >>> bundle.tiers
+    {'strong': '1', 'weak': '3'}
+    """
+    from model_export.bundle import Choices, export_bundle
+
+    source = open_source(
+        model,
+        sample=sample,
+        input_shape=input_shape,
+        dtype=dtype,
+        vocabulary=vocabulary,
+        loss=loss,
+        label_smoothing=label_smoothing,
+        ignore_index=ignore_index,
+        batch=batch,
+        seed=seed,
+    )
+    folder = tempfile.TemporaryDirectory(prefix="embrace-") if out is None else None
+    target = Path(out) if out is not None else Path(folder.name) / "bundle"  # type: ignore[union-attr]
+    export_bundle(source, target, Choices(split, tiers, engines, widths), progress)
+    bundle = Bundle(target)
+    bundle._folder = folder
+    bundle._source = None if isinstance(model, (str, Path)) else source
+    return bundle
+
+
+def open_source(
+    model: nn.Module | str | Path,
+    *,
+    sample: ArrayLike | None = None,
+    input_shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    vocabulary: int | None = None,
+    loss: str | None = None,
+    label_smoothing: float | None = None,
+    ignore_index: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+) -> ModelSource:
+    """Return a model before it is captured, with everything that is known about its use."""
+    from model_export.source import load_source, module_source
+
+    if sample is not None:
+        rows = np.asarray(sample)
+        input_shape = rows.shape[1:]
+        dtype = dtype or ("int64" if rows.dtype.kind in "iu" else "float32")
+    if loss is not None and loss not in get_args(LossName):
+        raise InputError(f"loss: expected {', '.join(get_args(LossName))}, got {loss!r}")
+    known: dict[str, Any] = {
+        "input_shape": None if input_shape is None else tuple(input_shape),
+        "input_dtype": dtype,
+        "vocabulary": vocabulary,
+        "loss": None if loss is None else Loss(loss),  # type: ignore[arg-type]
+        "batch": batch,
+        "seed": seed,
+    }
+    named = isinstance(model, (str, Path))
+    source = load_source(str(model), **known) if named else module_source(model, **known)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return replace(source, loss=replace(source.loss, **changes))
+
+
+def describe_layer(layer: Layer) -> dict[str, Any]:
+    """Return the figures of one layer, per sample."""
+    return {
+        "name": layer.name,
+        "input": list(layer.input.shape),
+        "output": list(layer.output.shape),
+        "parameters": sum(p.size for p in layer.parameters if p.kind == "weight"),
+        "statistics": sum(p.size for p in layer.parameters if p.kind == "statistic"),
+        "activations": layer.activations,
+        "macs": layer.macs,
+        "graph_bytes": layer.forward.bytes,
+    }
+
+
+def describe_boundary(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> dict[str, Any]:
+    """Return what training from a boundary needs, at a batch size."""
+    memory = predicted_memory(manifest, boundary, batch)
+    return {
+        "name": boundary.name,
+        "tiers": [tier for tier, name in manifest.tiers.items() if name == boundary.name],
+        "width": boundary.width,
+        "parameters": manifest.weights_of(boundary),
+        "statistics": manifest.statistics_of(boundary),
+        "activations": boundary.activations * (batch or manifest.batch),
+        "capacity": capacity(manifest, boundary, batch),
+        "train_bytes": boundary.train.bytes if boundary.train else None,
+        "engines": [*(["portable"] if boundary.train else []), *(["ort-training"] if boundary.ort_training else [])],
+        "last_steps": boundary.last_steps,
+        "memory": {**asdict(memory), "total": memory.total},
+        "forward_macs": forward_macs(manifest, boundary),
+        "training_macs": training_macs(manifest, boundary),
+        "ort_training_bytes": sum(ref.bytes for ref in boundary.ort_training),
+    }

@@ -1,0 +1,205 @@
+"""Fine-tune a bundle on this machine's own data, in as much memory as there is. The data stays here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from edge_runtime.budget import Allowance, allow
+from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
+from edge_runtime.data.load import Data
+from edge_runtime.engine.session import Settings
+from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
+from edge_runtime.places import default_work
+from edge_runtime.state_file import sole_user
+from edge_runtime.trained_bundle import check_target, write_trained
+from embrace.bundles import Bundle, Progress, _quiet
+from federation.axes.local import LocalRule, parse_rule
+from federation.errors import InputError
+from federation.messages import Task
+from federation.schedule import parse_schedule
+
+if TYPE_CHECKING:
+    from federation.metrics import Score
+
+Announce = Callable[[Allowance, Samples, "Samples | None"], None]  # what was decided, before training begins
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run of `train` came to."""
+
+    bundle: Bundle  # the trained one
+    allowance: Allowance
+    history: History
+
+    @property
+    def before(self) -> Score | None:
+        """The score on the held-out data before training."""
+        return self.history.before
+
+    @property
+    def after(self) -> Score | None:
+        """The score on the held-out data after training."""
+        return self.history.after
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """A report of every round: loss, seconds by part, peak memory, evaluation."""
+        return self.history.rounds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as `embrace train --json` prints it."""
+        allowance = self.allowance
+        return {
+            "status": "done",
+            "model": self.bundle.name,
+            "out": str(self.bundle.path),
+            "boundary": allowance.boundary.name,
+            "engine": allowance.engine,
+            "profile": allowance.settings.profile,
+            "memory": {
+                "budget": allowance.budget,
+                "budget_from": allowance.budget_from,
+                "idle": allowance.idle,
+                "needed": allowance.needed,
+                "measured": allowance.trial is not None,
+            },
+            "forward": {"batch": allowance.plan.batch, "store": "disk" if allowance.plan.folder else "memory"},
+            "resumed_at": self.history.resumed_at,
+            "before": _encode(self.before),
+            "after": _encode(self.after),
+            "rounds": self.rounds,
+        }
+
+    def __repr__(self) -> str:
+        share = "" if self.after is None or self.after.accuracy is None else f", accuracy {self.after.accuracy:.1%}"
+        return f"Training(from {self.allowance.boundary.name!r}, {len(self.rounds)} rounds{share})"
+
+
+def train(
+    bundle: Bundle | str | Path,
+    data: Data,
+    *,
+    test: Data | None = None,
+    holdout: float = 0.1,
+    label: str | None = None,
+    memory: str | None = None,
+    boundary: str | None = None,
+    rounds: int = 5,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch: int = 32,
+    rate: float | str = 0.05,
+    rules: Sequence[LocalRule | str] = ("momentum=0.9",),
+    augment: str = "none",
+    refresh_every: int = 1,
+    activations: Literal["float32", "float16"] = "float32",
+    engine: str = "auto",
+    profile: str = "auto",
+    threads: int = 1,
+    spinning: bool = False,
+    seed: int = 0,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    fresh: bool = False,
+    allow_single_class: bool = False,
+    work: str | Path | None = None,
+    announce: Announce = lambda allowance, samples, held_out: None,
+    progress: Progress = _quiet,
+) -> Training:
+    """Train as many output-side layers as the memory allows; the frozen ones are loaded one after the other.
+
+    `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv or
+    FILE.py:NAME. `memory` is a budget such as "64MB"; `boundary` a boundary or tier instead. With `out` an interrupted
+    run goes on from its last round when it is repeated; without, the trained bundle is a temporary folder.
+
+    >>> training = embrace.train(bundle, (x, y), rounds=3, boundary="weak")
+    >>> training.allowance.boundary.name
+    '3'
+    >>> training.after.mean_loss < training.before.mean_loss
+    True
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    manifest = bundle.manifest
+    folder = tempfile.TemporaryDirectory(prefix="embrace-") if out is None else None
+    target = Path(out) if out is not None else Path(folder.name) / "trained"  # type: ignore[union-attr]
+    kept = Path(checkpoint) if checkpoint is not None else target.with_name(f"{target.name}.checkpoint")
+    check_target(target)
+    bundle.check()
+    samples = load_samples(data, manifest, label=label)
+    held_out = load_samples(test, manifest, label=label) if test is not None else None
+    if held_out is None and holdout:
+        samples, held_out = samples.split(holdout, seed)
+    boundary = boundary or (None if fresh else kept_boundary(kept))
+    check_trainable(samples, allow_single_class)
+    augmentation = parse_augmentation(augment)
+    augmentation.check(manifest.input.shape)
+    if activations not in ("float32", "float16"):
+        raise InputError(f"activations: expected float32 or float16, got {activations!r}")
+    progress("find what fits", 0, 1)
+    allowance = allow(
+        bundle.path,
+        manifest,
+        batch=min(batch, len(samples)),
+        samples=max(len(samples), len(held_out) if held_out is not None else 0),
+        memory=memory,
+        boundary=boundary,
+        engine=engine,
+        profile=profile,
+        settings=Settings(threads, spinning),
+        activations=activations,
+        work=Path(work) if work is not None else default_work(),
+    )
+    schedule = parse_schedule(str(rate))
+    task = Task(
+        boundary=allowance.boundary.name,
+        steps=steps or epochs * max(1, len(samples) // min(batch, max(1, len(samples)))),
+        batch=batch,
+        rate=schedule.at(0),
+        rules=_rules(rules),
+        seed=seed,
+        refresh_every=refresh_every,
+        activations=activations,
+        crop=augmentation.crop,
+        flip=augmentation.flip,
+    )
+    announce(allowance, samples, held_out)
+    with sole_user(kept):
+        if fresh:
+            _forget(kept)
+        trained, history = fine_tune(
+            bundle.path,
+            manifest,
+            samples,
+            held_out,
+            Settled(task, schedule, allow_single_class),
+            allowance,
+            num_rounds=rounds,
+            checkpoint=kept,
+            progress=progress,
+        )
+        write_trained(bundle.path, manifest, allowance.boundary.layer, trained, target)
+        kept.unlink(missing_ok=True)
+    made = Bundle(target)
+    made._folder = folder
+    return Training(made, allowance, history)
+
+
+def _rules(rules: Sequence[LocalRule | str]) -> tuple[LocalRule, ...]:
+    parsed = (parse_rule(rule) if isinstance(rule, str) else rule for rule in rules)
+    return tuple(rule for rule in parsed if rule is not None)
+
+
+def _forget(checkpoint: Path) -> None:
+    try:
+        checkpoint.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"--fresh cannot remove {checkpoint}: {error.strerror}") from None
+
+
+def _encode(score: Score | None) -> dict[str, Any] | None:
+    return {**asdict(score), "mean_loss": score.mean_loss, "accuracy": score.accuracy} if score else None

@@ -1,0 +1,98 @@
+"""A training job as a value: which bundle, which algorithm, for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from embrace.bundles import Bundle
+from embrace.errors import InputError
+from federation.data_reference import file_of
+from federation.job import Plan, parse_plan, plan_from, plan_to
+
+Table = Mapping[str, Any]  # a table of a job file, by key
+
+
+class Job:
+    """What devices and server do in a training job. Every argument but the bundle has a default.
+
+    A table is what a job file has under the same name, as a mapping; on an axis it may be a rule itself: one of ours,
+    or your own frozen dataclass, which simulations run. What you give counts more than what the algorithm fills in.
+
+    >>> job = embrace.Job(bundle, algorithm="embracing", num_rounds=20, local={"steps": 5})
+    >>> job
+    Job('Sequential', algorithm='embracing', num_rounds=20)
+    >>> job.plan.local.steps
+    5
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle | str | Path,
+        *,
+        algorithm: str = "",
+        name: str = "",
+        num_rounds: int = 10,
+        seed: int = 0,
+        participate: Table | Any = None,
+        cover: Table | Any = None,
+        sync: Table | Any = None,
+        local: Table | Any = None,
+        weigh: Table | Any = None,
+        serve: Table | Any = None,
+        evaluate: Table | Any = None,
+        bounds: Table | Any = None,
+    ) -> None:
+        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+        tables = {
+            "participate": participate,
+            "cover": cover,
+            "sync": sync,
+            "local": local,
+            "weigh": weigh,
+            "serve": serve,
+            "evaluate": evaluate,
+            "bounds": bounds,
+        }
+        given = {table: value for table, value in tables.items() if value is not None}
+        facts = {"algorithm": algorithm, "name": name, "num_rounds": num_rounds, "seed": seed}
+        self.plan: Plan = plan_from({"bundle": str(self.bundle.path.resolve()), **facts, **given})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Job:
+        """Read a job file; the bundle and the evaluation's data are looked for beside it.
+
+        >>> file = folder / "job.toml"
+        >>> _ = file.write_text(f"bundle = '{bundle.path}'\\nalgorithm = 'fedavg'\\n")
+        >>> embrace.Job.from_file(file).plan.algorithm
+        'fedavg'
+        """
+        file = Path(path)
+        try:
+            plan = parse_plan(file.read_text("utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
+        data = plan.evaluate.data
+        if data is not None and (file.parent / file_of(data)).exists():
+            plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
+        return cls.from_plan(plan, Bundle((file.parent / plan.bundle).resolve()))
+
+    @classmethod
+    def from_plan(cls, plan: Plan, bundle: Bundle) -> Job:
+        """Make a job of a plan that was decoded elsewhere."""
+        job = cls.__new__(cls)
+        job.bundle = bundle
+        job.plan = plan
+        return job
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every key of the job file, with all defaults written out."""
+        return plan_to(self.plan)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return f"Job({plan.name or self.bundle.name!r}, algorithm={plan.algorithm!r}, num_rounds={plan.num_rounds})"
