@@ -119,7 +119,11 @@ class Agent:
         known = describe(device)
         own = credential(server, token, name or socket.gethostname(), known, folder, verify)
         client = DeviceClient(server, own, verify=verify)
-        client.set_profile(known)
+        try:
+            client.set_profile(known)
+        except BaseException:
+            client.close()
+            raise
         return cls(client, device, progress=progress, on_report=on_report)
 
     def __enter__(self) -> Agent:

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_run_is_not_continued(embrace: Embrace, options:
 def test_other_options_do_not_continue_a_checkpoint(
     embrace: Embrace, options: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_runtime import trained_bundle
+    from embrace import fine_tuning
     from federation.errors import DiskFull
 
     checkpoint = tmp_path / "out.checkpoint"
@@ -120,7 +120,7 @@ def test_other_options_do_not_continue_a_checkpoint(
     def full(*_: object) -> None:
         raise DiskFull("no room for the trained bundle")
 
-    monkeypatch.setattr(trained_bundle, "write_trained", full)
+    monkeypatch.setattr(fine_tuning, "write_trained", full)
     assert embrace(*options, "--boundary", "weak", "--rounds", 1).code == 1
     assert checkpoint.exists()
     refused = embrace(*options, "--boundary", "weak", "--rounds", 2, "--batch", 16)
