@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ TOLERANCE = 1e-4
 Progress = Callable[[str, int, int], None]  # what happens now, and how many of how many steps are done
 
 
-def _quiet(what: str, done: int, total: int) -> None:
+def quiet(what: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
@@ -49,7 +50,6 @@ class Bundle:
         self.path = Path(path)
         self.manifest: Manifest = read_manifest(self.path)
         self._source: ModelSource | None = None  # of a model that lives in this process only
-        self._folder: tempfile.TemporaryDirectory[str] | None = None  # removed together with this object
 
     @property
     def name(self) -> str:
@@ -88,7 +88,7 @@ class Bundle:
         *,
         tolerance: float = TOLERANCE,
         batch: int = 4,
-        progress: Progress = _quiet,
+        progress: Progress = quiet,
     ) -> list[Comparison]:
         """Compare every layer, loss, gradient and statistic with the source; VerificationError if one differs.
 
@@ -99,7 +99,7 @@ class Bundle:
         return results
 
     def compare(
-        self, source: str | None = None, *, tolerance: float = TOLERANCE, batch: int = 4, progress: Progress = _quiet
+        self, source: str | None = None, *, tolerance: float = TOLERANCE, batch: int = 4, progress: Progress = quiet
     ) -> list[Comparison]:
         """Return the differences that `verify` judges."""
         from model_export.verify import verify_bundle
@@ -209,7 +209,7 @@ def export(
     engines: Sequence[str] = ("portable",),
     batch: int | None = None,
     seed: int = 0,
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
 ) -> Bundle:
     """Turn a model into a bundle.
 
@@ -235,12 +235,25 @@ def export(
         batch=batch,
         seed=seed,
     )
-    folder = tempfile.TemporaryDirectory(prefix="embrace-") if out is None else None
-    target = Path(out) if out is not None else Path(folder.name) / "bundle"  # type: ignore[union-attr]
-    export_bundle(source, target, Choices(split, tiers, engines, widths), progress)
-    bundle = Bundle(target)
-    bundle._folder = folder
+    choices = Choices(split, tiers, engines, widths)
+    bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
     bundle._source = None if isinstance(model, (str, Path)) else source
+    return bundle
+
+
+def written_to(out: str | Path | None, write: Callable[[Path], object]) -> Bundle:
+    """Let `write` fill a directory, and open it. Without `out` the directory is removed together with the bundle."""
+    if out is not None:
+        write(Path(out))
+        return Bundle(out)
+    folder = Path(tempfile.mkdtemp(prefix="embrace-"))
+    try:
+        write(folder / "bundle")
+        bundle = Bundle(folder / "bundle")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(bundle, shutil.rmtree, folder, ignore_errors=True)
     return bundle
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
 from edge_runtime.places import default_work
 from edge_runtime.state_file import sole_user
 from edge_runtime.trained_bundle import check_target, write_trained
-from embrace.bundles import Bundle, Progress, _quiet
+from embrace.bundles import Bundle, Progress, quiet, written_to
 from federation.axes.local import LocalRule, parse_rule
 from federation.errors import InputError
+from federation.manifest import Manifest
 from federation.messages import Task
 from federation.schedule import parse_schedule
 
@@ -109,7 +109,7 @@ def train(
     allow_single_class: bool = False,
     work: str | Path | None = None,
     announce: Announce = lambda allowance, samples, held_out: None,
-    progress: Progress = _quiet,
+    progress: Progress = quiet,
 ) -> Training:
     """Train as many output-side layers as the memory allows; the frozen ones are loaded one after the other.
 
@@ -125,68 +125,75 @@ def train(
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     manifest = bundle.manifest
-    folder = tempfile.TemporaryDirectory(prefix="embrace-") if out is None else None
-    target = Path(out) if out is not None else Path(folder.name) / "trained"  # type: ignore[union-attr]
-    kept = Path(checkpoint) if checkpoint is not None else target.with_name(f"{target.name}.checkpoint")
-    check_target(target)
-    bundle.check()
-    samples = load_samples(data, manifest, label=label)
-    held_out = load_samples(test, manifest, label=label) if test is not None else None
-    if held_out is None and holdout:
-        samples, held_out = samples.split(holdout, seed)
-    boundary = boundary or (None if fresh else kept_boundary(kept))
-    check_trainable(samples, allow_single_class)
-    augmentation = parse_augmentation(augment)
-    augmentation.check(manifest.input.shape)
-    if activations not in ("float32", "float16"):
-        raise InputError(f"activations: expected float32 or float16, got {activations!r}")
-    progress("find what fits", 0, 1)
-    allowance = allow(
-        bundle.path,
-        manifest,
-        batch=min(batch, len(samples)),
-        samples=max(len(samples), len(held_out) if held_out is not None else 0),
-        memory=memory,
-        boundary=boundary,
-        engine=engine,
-        profile=profile,
-        settings=Settings(threads, spinning),
-        activations=activations,
-        work=Path(work) if work is not None else default_work(),
-    )
-    schedule = parse_schedule(str(rate))
-    task = Task(
-        boundary=allowance.boundary.name,
-        steps=steps or epochs * max(1, len(samples) // min(batch, max(1, len(samples)))),
-        batch=batch,
-        rate=schedule.at(0),
-        rules=_rules(rules),
-        seed=seed,
-        refresh_every=refresh_every,
-        activations=activations,
-        crop=augmentation.crop,
-        flip=augmentation.flip,
-    )
-    announce(allowance, samples, held_out)
-    with sole_user(kept):
-        if fresh:
-            _forget(kept)
-        trained, history = fine_tune(
+    found: list[tuple[Allowance, History]] = []
+
+    def write(target: Path) -> None:
+        kept = Path(checkpoint) if checkpoint is not None else target.with_name(f"{target.name}.checkpoint")
+        check_target(target)
+        bundle.check()
+        samples, held_out = _open_data(data, test, holdout, label, manifest, seed)
+        check_trainable(samples, allow_single_class)
+        augmentation = parse_augmentation(augment)
+        augmentation.check(manifest.input.shape)
+        if activations not in ("float32", "float16"):
+            raise InputError(f"activations: expected float32 or float16, got {activations!r}")
+        progress("find what fits", 0, 1)
+        allowance = allow(
             bundle.path,
             manifest,
-            samples,
-            held_out,
-            Settled(task, schedule, allow_single_class),
-            allowance,
-            num_rounds=rounds,
-            checkpoint=kept,
-            progress=progress,
+            batch=min(batch, len(samples)),
+            samples=max(len(samples), len(held_out) if held_out is not None else 0),
+            memory=memory,
+            boundary=boundary or (None if fresh else kept_boundary(kept)),
+            engine=engine,
+            profile=profile,
+            settings=Settings(threads, spinning),
+            activations=activations,
+            work=Path(work) if work is not None else default_work(),
         )
-        write_trained(bundle.path, manifest, allowance.boundary.layer, trained, target)
-        kept.unlink(missing_ok=True)
-    made = Bundle(target)
-    made._folder = folder
-    return Training(made, allowance, history)
+        schedule = parse_schedule(str(rate))
+        task = Task(
+            boundary=allowance.boundary.name,
+            steps=steps or epochs * max(1, len(samples) // min(batch, max(1, len(samples)))),
+            batch=batch,
+            rate=schedule.at(0),
+            rules=_rules(rules),
+            seed=seed,
+            refresh_every=refresh_every,
+            activations=activations,
+            crop=augmentation.crop,
+            flip=augmentation.flip,
+        )
+        announce(allowance, samples, held_out)
+        with sole_user(kept):
+            if fresh:
+                _forget(kept)
+            trained, history = fine_tune(
+                bundle.path,
+                manifest,
+                samples,
+                held_out,
+                Settled(task, schedule, allow_single_class),
+                allowance,
+                num_rounds=rounds,
+                checkpoint=kept,
+                progress=progress,
+            )
+            write_trained(bundle.path, manifest, allowance.boundary.layer, trained, target)
+            kept.unlink(missing_ok=True)
+        found.append((allowance, history))
+
+    return Training(written_to(out, write), *found[0])
+
+
+def _open_data(
+    data: Data, test: Data | None, holdout: float, label: str | None, manifest: Manifest, seed: int
+) -> tuple[Samples, Samples | None]:
+    """Return the samples to train on, and those to score with."""
+    samples = load_samples(data, manifest, label=label)
+    if test is not None:
+        return samples, load_samples(test, manifest, label=label)
+    return samples.split(holdout, seed) if holdout else (samples, None)
 
 
 def _rules(rules: Sequence[LocalRule | str]) -> tuple[LocalRule, ...]:
