@@ -21,9 +21,7 @@ from federation.manifest import Boundary, Layer, Loss, LossName, Manifest, read_
 from federation.weights import map_weights
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from model_export.source import ModelSource
+    from model_export.source import ModelSource, Module
     from model_export.verify import Comparison
 
 TOLERANCE = 1e-4
@@ -193,7 +191,7 @@ def load(path: str | Path) -> Bundle:
 
 
 def export(
-    model: nn.Module | str | Path,
+    model: Module | str | Path,
     out: str | Path | None = None,
     *,
     sample: ArrayLike | None = None,
@@ -258,7 +256,7 @@ def written_to(out: str | Path | None, write: Callable[[Path], object]) -> Bundl
 
 
 def open_source(
-    model: nn.Module | str | Path,
+    model: Module | str | Path,
     *,
     sample: ArrayLike | None = None,
     input_shape: Sequence[int] | None = None,

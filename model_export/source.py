@@ -26,6 +26,7 @@ from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
 
 DEFAULT_BATCH = 32
+Module = nn.Module
 IN_MEMORY = "memory"  # the reference of a module that was given as an object
 MOST_ELEMENTS, MOST_BATCH = 1 << 28, 1 << 20  # of one sample, of one batch
 

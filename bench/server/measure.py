@@ -22,8 +22,8 @@ from bench.server.load import Load, LoadError, baseline_round, embrace_round
 from bench.server.model import vectors, write_bundle
 from bench.server.process import Watch, first_words, running
 from bench.server.report import Name, Row, ServerReport
-from embrace.client import Client
 from edge_runtime.machine import describe_device
+from embrace.client import Client
 from federation.errors import InputError
 from federation.job import plan_from, plan_to
 from federation.space import Vector
