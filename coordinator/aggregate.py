@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.store.files import Files, publish
+from edge_runtime.bundle_files import map_weights, write_weights
 from federation.layout import MODEL
 from federation.server_step import Change
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.weights import header, map_weights, write_weights
+from federation.weights import header
 
 
 def state_space(names: Iterable[str], size: int) -> ParameterSpace:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from federation.data_reference import file_of
+from edge_runtime.data_reference import file_of
 from federation.errors import InputError
 
 log = logging.getLogger("embrace.evaluation")

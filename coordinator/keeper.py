@@ -33,12 +33,12 @@ from coordinator.store.database import Sessions
 from coordinator.store.files import Files, publish
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from coordinator.views import FINISHED, Views
+from edge_runtime.bundle_files import check_bundle, read_manifest
 from federation import rounds
-from federation.bundle_files import check_bundle
 from federation.decode import decode
 from federation.errors import EmbraceError
 from federation.job import Evaluate, Plan, plan_from, plan_to
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Manifest
 from federation.round_sums import Reached
 from federation.wire import CheckedUpdate
 

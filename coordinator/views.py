@@ -14,13 +14,13 @@ from coordinator.errors import NotFound
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
 from coordinator.store.schema import Base, DeviceRow, EventRow, JobRow, MetricRow, RoundRow, SeatRow, UpdateRow
-from federation.bundle_files import check_bundle, file_ref
+from edge_runtime.bundle_files import check_bundle, file_ref, read_manifest
 from federation.coverage import coverage
 from federation.errors import BundleError, InputError
 from federation.exchange import graph_region, trained_region
 from federation.job import Plan, plan_from
 from federation.layout import MODEL
-from federation.manifest import MANIFEST_NAME, FileRef, Manifest, read_manifest
+from federation.manifest import MANIFEST_NAME, FileRef, Manifest
 from federation.region import Region
 from federation.space import Vector
 

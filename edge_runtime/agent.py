@@ -13,6 +13,7 @@ from edge_runtime.budget import allow, check_profile, parse_size
 from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.data import Samples, check_trainable, load_samples
 from edge_runtime.data.load import Data
+from edge_runtime.data_reference import file_of
 from edge_runtime.device_state import KeptFiles, forget_finished
 from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
@@ -27,7 +28,6 @@ from edge_runtime.remote import RemoteBundle, RemoteServer, RemoteSource
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Trainer
 from federation.coverage import coverage
-from federation.data_reference import file_of
 from federation.errors import DataError, EmbraceError, InputError, OutOfMemory, TaskFailed
 from federation.messages import Report, Task, TaskOffer, decode_task
 from federation.wire import encode

@@ -10,6 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.data import load_samples
 from edge_runtime.engine.choose import open_step
@@ -18,8 +19,6 @@ from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
 from federation.errors import EmbraceError
-from federation.manifest import read_manifest
-from federation.weights import map_weights
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.budget import Allowance
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples, check_trainable
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.layers import BundleSource
@@ -27,7 +28,6 @@ from federation.messages import Task
 from federation.metrics import Score
 from federation.schedule import Schedule
 from federation.space import Vector
-from federation.weights import map_weights
 
 # What happens now, and how many of how many steps of it are done.
 Progress = Callable[[str, int, int], None]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.activations import ActivationStore, StoredType
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import Profile, Settings
@@ -29,10 +30,9 @@ from edge_runtime.engine.trace import divide
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
 from federation.errors import EmbraceError, OutOfMemory
-from federation.manifest import Boundary, Manifest, TensorSpec, read_manifest
+from federation.manifest import Boundary, Manifest, TensorSpec
 from federation.narrow import take_corners
 from federation.space import Vector
-from federation.weights import map_weights
 
 TIMEOUT = 3600
 RULES: tuple[LocalRule, ...] = (WeightDecay(1e-4), Momentum(0.9))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
 from edge_runtime.participant import Part
-from federation.bundle_files import file_ref
 from federation.coverage import coverage
 from federation.errors import BundleError
 from federation.exchange import Exchange, trained_region

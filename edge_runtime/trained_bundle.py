@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.bundle_files import file_ref
+from edge_runtime.bundle_files import file_ref
 from federation.errors import FULL_DISK, DiskFull, InputError
 from federation.manifest import MANIFEST_NAME, Manifest, dumps
 from federation.space import Vector

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from embrace.errors import InputError, VerificationError
-from federation.bundle_files import check_bundle
 from federation.capacity import capacity, forward_macs, predicted_memory, training_macs
-from federation.manifest import Boundary, Layer, Loss, LossName, Manifest, read_manifest
-from federation.weights import map_weights
+from federation.manifest import Boundary, Layer, Loss, LossName, Manifest
 
 if TYPE_CHECKING:
     from model_export.source import ModelSource, Module

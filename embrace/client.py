@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from edge_runtime.bundle_files import check_bundle, file_ref, map_weights, read_manifest
 from federation.address import bearer, check_address
-from federation.bundle_files import check_bundle, file_ref
 from federation.errors import EmbraceError, InputError
-from federation.manifest import MANIFEST_NAME, read_manifest
-from federation.weights import map_weights
+from federation.manifest import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from embrace.bundles import Bundle

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.data_reference import file_of
 from embrace.bundles import Bundle
 from embrace.errors import InputError
-from federation.data_reference import file_of
 from federation.job import Plan, parse_plan, plan_from, plan_to
 
 Table = Mapping[str, Any]  # a table of a job file, by key

@@ -11,7 +11,6 @@ import math
 import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from federation.decode import ABSENT, decode
@@ -252,20 +251,3 @@ def loads(text: str) -> Manifest:
     if version != FORMAT_VERSION:
         raise BundleError(f"manifest version {version!r} is not supported; this program reads version {FORMAT_VERSION}")
     return decode(Manifest, data, "manifest", BundleError)
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a bundle directory."""
-    path = directory / MANIFEST_NAME
-    if not path.is_file():
-        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST_NAME}; make one with 'embrace export'")
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise BundleError(f"{path} is larger than {MAX_MANIFEST_BYTES >> 20} MiB; this is no manifest of ours")
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"cannot read {path}: {error}") from None
-    try:
-        return loads(text)
-    except BundleError as error:
-        raise BundleError(f"{path}: {error}") from None

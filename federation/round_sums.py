@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from io import BufferedIOBase
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from federation.messages import MOST_STEPS
 from federation.region import Region, Run
 from federation.server_step import CONTROL
 from federation.space import Vector
-from federation.wire import CheckedTrack, CheckedUpdate, Limits, UpdateDecoder, read_blocks, within
+from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, Limits, UpdateDecoder, read_blocks, within
 
 MOST_LAYOUTS = 63
 Reached = Callable[[str], None]  # told of points at which a test may end the process
@@ -82,16 +81,14 @@ class RoundSums:
         )
         self.totals: dict[str, Accumulator] = {}
 
-    def fold(self, checked: CheckedUpdate, body: BufferedIOBase, weight: float, count: int, report: Any) -> None:
+    def fold(self, checked: CheckedUpdate, body: BodyFile, weight: float, count: int, report: Any) -> None:
         """Add an update, in a body that was checked. The order makes no difference to a single bit."""
         for name, track in checked.tracks.items():
             # c is the sum of all c_i, so a change of c_i counts once, however often its device was drawn.
             times = 1 if name == CONTROL else count
             self._fold(name, within(track, self.due), body, weight if name == MODEL else 1.0, times, report)
 
-    def _fold(
-        self, name: str, track: CheckedTrack, body: BufferedIOBase, weight: float, count: int, report: Any
-    ) -> None:
+    def _fold(self, name: str, track: CheckedTrack, body: BodyFile, weight: float, count: int, report: Any) -> None:
         if name not in self.totals:
             self.totals[name] = self._accumulator(name)
         blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)

@@ -7,13 +7,8 @@ that can be served, mapped or replaced without touching the rest. Any safetensor
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
-import numpy as np
-
-from federation.errors import BundleError
-from federation.space import ParameterSpace, Vector
+from federation.space import ParameterSpace
 
 ALIGNMENT = 64
 
@@ -38,30 +33,3 @@ def places(space: ParameterSpace) -> dict[str, tuple[int, int]]:
         where = space.slice_of(parameter.name)
         found[parameter.name] = (start + 4 * where.start, 4 * parameter.size)
     return found
-
-
-def write_weights(path: Path, space: ParameterSpace, vector: Vector) -> None:
-    """Write the file and make sure it is on disk."""
-    if vector.shape != (space.size,) or vector.dtype != np.float32:
-        raise BundleError(f"expected {space.size} float32 weights, got {vector.dtype} {vector.shape}")
-    with path.open("wb") as file:
-        file.write(header(space))
-        file.write(np.ascontiguousarray(vector, "<f4").data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def map_weights(path: Path, space: ParameterSpace) -> Vector:
-    """The flat vector, mapped read-only: nothing is read before it is used."""
-    expected = header(space)
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            found = file.read(len(expected))
-    except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from None
-    if found != expected or size != len(expected) + 4 * space.size:
-        raise BundleError(f"{path} does not hold the weights that the manifest describes")
-    if space.size == 0:
-        return np.zeros(0, np.float32)
-    return np.memmap(path, np.dtype("<f4"), "r", offset=len(expected), shape=(space.size,))

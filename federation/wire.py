@@ -15,12 +15,10 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from io import BufferedIOBase
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +35,14 @@ Bytes = bytearray | memoryview
 Steps = Generator[int, Bytes, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
 Piece = tuple[int, Kind, int, int]  # layer, kind, begin and end, in elements, of what is squared at once
-_scratch = threading.local()
+
+
+class BodyFile(Protocol):
+    """An open body: a binary file, or bytes in memory."""
+
+    def seek(self, offset: int, /) -> int: ...
+
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class WireError(InputError):
@@ -173,18 +178,18 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
     most_norm, total = _bound(limits.max_norm), 0.0
     for first in range(0, part.size, BLOCK):
         values = np.frombuffer((yield 4 * min(BLOCK, part.size - first)), "<f4")
-        doubles = _as_doubles(values)
         taken, end = [], first
-        while end < first + values.size:
-            layer, kind, begin, end = piece = next(pieces)
-            taken.append(piece)
-            elements = doubles[begin - first : end - first]
-            square = float(np.dot(elements, elements))
-            squares[kind][layer] += square
-            # No square of a float32 overflows a double, so this one test finds every inf and nan.
-            if not math.isfinite(square):
-                raise WireError(_element(order.offsets, first, values, ~np.isfinite(values)) + "finite values")
-            total += square if owner[layer] == MODEL else 0.0
+        with np.errstate(invalid="ignore"):  # a signalling nan would warn when it is converted
+            while end < first + values.size:
+                layer, kind, begin, end = piece = next(pieces)
+                taken.append(piece)
+                doubles = values[begin - first : end - first].astype(np.float64)
+                square = float(np.dot(doubles, doubles))
+                squares[kind][layer] += square
+                # No square of a float32 overflows a double, so this one test finds every inf and nan.
+                if not math.isfinite(square):
+                    raise WireError(_element(order.offsets, first, values, ~np.isfinite(values)) + "finite values")
+                total += square if owner[layer] == MODEL else 0.0
         for track, run in groupby(taken, lambda piece: owner[piece[0]]):
             mine = list(run)
             span = slice(mine[0][2] - first, mine[-1][3] - first)
@@ -206,7 +211,7 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
     return CheckedUpdate(found, order.start + 4 * part.size)
 
 
-def read_blocks(file: BufferedIOBase, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
+def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
     """(elements of the model's flat vector, their values) in ascending order; good until the next block."""
     raw = np.empty(4 * block, np.uint8)
     for offset, run in _runs(track.places):
@@ -249,16 +254,6 @@ def _runs(places: Iterable[Place]) -> Iterator[Place]:
             begin, last = offset, run
     if last.size:
         yield begin, last
-
-
-def _as_doubles(values: Vector) -> NDArray[np.float64]:
-    """Good until the next time: many bodies arrive at once, and memory does not grow with their number."""
-    if not hasattr(_scratch, "doubles"):
-        _scratch.doubles = np.empty(BLOCK)
-    doubles: NDArray[np.float64] = _scratch.doubles[: values.size]
-    with np.errstate(invalid="ignore"):  # a signalling nan would warn here already
-        np.copyto(doubles, values)
-    return doubles
 
 
 def _bound(most: float | None) -> float:

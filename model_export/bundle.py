@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edge_runtime.bundle_files import file_ref, write_weights
 from edge_runtime.engine.session import Settings, inference_session, training_session
-from federation.bundle_files import file_ref
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import (
@@ -26,7 +26,7 @@ from federation.manifest import (
     narrow_name,
 )
 from federation.space import ParameterSpace
-from federation.weights import places, write_weights
+from federation.weights import places
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
 from model_export.capacity import layer_activations, layer_macs

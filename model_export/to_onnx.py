@@ -9,9 +9,9 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-from federation.manifest import Manifest, read_manifest
+from edge_runtime.bundle_files import map_weights, read_manifest
+from federation.manifest import Manifest
 from federation.space import Vector
-from federation.weights import map_weights
 from model_export.errors import ExportError
 from model_export.graph import PRODUCER, serialise
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
-from federation.bundle_files import check_bundle
 from federation.errors import BundleError, InputError
-from federation.manifest import Boundary, Manifest, read_manifest
+from federation.manifest import Boundary, Manifest
 from federation.narrow import take_corners
-from federation.weights import map_weights
 from model_export.narrow import narrow_manifest, narrow_source
 from model_export.onnx_oracle import OnnxOracle
 from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels

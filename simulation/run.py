@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime.bundle_files import map_weights, read_manifest, write_weights
 from edge_runtime.machine import describe_device
 from edge_runtime.state_file import load_state, save_state
 from federation.accumulate import Accumulator
@@ -21,10 +22,8 @@ from federation.decode import decode
 from federation.errors import InputError
 from federation.job import parse_plan, plan_to
 from federation.layout import MODEL
-from federation.manifest import read_manifest
 from federation.metrics import Score
 from federation.traffic import Link, Traffic, total_of
-from federation.weights import map_weights, write_weights
 from simulation.assignment import Dealer
 from simulation.devices import Share
 from simulation.fleet import Scene, open_scene, shared_arrays

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.portable import LayerForward
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
 from federation.space import Vector
-from federation.weights import map_weights
 from model_export.plain_operators import plain_operators
 from model_export.shapes import sample_input
 from model_export.source import reload_source

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.engine import GradientStep
@@ -31,7 +32,7 @@ from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
 from federation.job import plan_from
 from federation.layout import MODEL
-from federation.manifest import Boundary, read_manifest
+from federation.manifest import Boundary
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector

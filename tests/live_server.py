@@ -19,11 +19,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from edge_runtime.bundle_files import file_ref, write_weights
 from embrace.client import Client
 from federation import manifest as m
-from federation.bundle_files import file_ref
 from federation.space import Parameter
-from federation.weights import write_weights
 from federation.wire import encode_layers
 from tests.stock_python import ROOT
 

@@ -22,13 +22,13 @@ import onnxruntime
 import torch
 from torch import nn
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import Settings
 from federation.errors import InputError, MissingPackage, VerificationError
 from federation.manifest import Boundary, Loss, Manifest
-from federation.weights import map_weights
 from model_export.bundle import Choices, export_bundle
 from model_export.oracle import random_labels, seeded_dropout, short_memory, torch_loss
 from model_export.source import ModelSource, load_source

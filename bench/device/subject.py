@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.choose import EngineName, choose_engine
 from edge_runtime.engine.ort_training import is_available
 from federation.errors import InputError, MissingPackage
-from federation.manifest import MANIFEST_NAME, Boundary, Manifest, read_manifest
+from federation.manifest import MANIFEST_NAME, Boundary, Manifest
 
 Progress = Callable[[str, int, int], None]
 ALL = "all"

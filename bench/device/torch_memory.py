@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from bench.device.step import TorchStep, suffix_module
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.measure import RATE, answer_request, random_inputs, random_labels_of
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.errors import BundleError
-from federation.manifest import Boundary, Manifest, read_manifest
+from federation.manifest import Boundary, Manifest
 from model_export.source import reload_source
 
 SAMPLES = 2  # enough to find out which modules stand behind the boundary

@@ -13,8 +13,9 @@ import numpy as np
 from bench.papers.measures import LAST, best_accuracy, final_accuracy
 from bench.papers.run_cell import bundle_of
 from bench.papers.table import Claim, Column, Measured, Row, Setting, Table
+from edge_runtime.bundle_files import read_manifest
 from federation.capacity import FLOAT_BYTES, forward_macs, predicted_memory, training_macs
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Manifest
 from simulation.runs import Run
 
 JOINING = 0.25  # of the fleet, in each round

@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.bundle_files import read_manifest
 from federation.errors import EmbraceError
 from federation.job import plan_from, plan_to
-from federation.manifest import read_manifest
 from model_export.bundle import Choices, export_bundle
 from model_export.source import load_source
 from simulation.datasets import Dataset, load_dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from federation.bundle_files import file_ref
+from edge_runtime.bundle_files import file_ref, write_weights
 from federation.manifest import (
     MANIFEST_NAME,
     WEIGHTS_NAME,
@@ -21,7 +21,6 @@ from federation.manifest import (
     dumps,
 )
 from federation.space import Parameter, Vector
-from federation.weights import write_weights
 
 LAYERS = 8
 SEED = 1

@@ -9,8 +9,7 @@ import numpy as np
 
 from bench.simulation.case import DECAY, MOMENTUM, Case
 from bench.simulation.meter import Meter
-from federation.manifest import read_manifest
-from federation.weights import map_weights
+from edge_runtime.bundle_files import map_weights, read_manifest
 from simulation.pool import Arrays, Job, Layout, LocalPool, Plan, Work
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.data import from_arrays
 from federation.job import Plan, plan_from
-from federation.manifest import read_manifest
-from federation.weights import map_weights
 from simulation.datasets import Dataset
 from simulation.fleet import Scene, fleet_table
 from simulation.server import SimulatedServer

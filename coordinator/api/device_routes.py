@@ -25,9 +25,9 @@ from coordinator.errors import NotFound
 from coordinator.http import YIELD
 from coordinator.inflow import Sink
 from coordinator.service import PRESENCE, Arrival, Receiving
+from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
-from federation.weights import map_weights
 from federation.wire import WireError, encode_layers
 
 router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=CountedRoute)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.budget import parse_size
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.data import Samples, from_arrays
 from edge_runtime.engine.session import Settings
 from edge_runtime.evaluate import Evaluator
@@ -32,10 +33,9 @@ from embrace.demo.processes import COORDINATOR, Processes, served_at, undisturbe
 from embrace.demo.results import DeviceResult, Outcome, RoundResult, View
 from federation.axes.local import Momentum
 from federation.errors import EmbraceError, InputError, NonFiniteLoss
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Manifest
 from federation.messages import Task
 from federation.space import Vector
-from federation.weights import map_weights
 from simulation.datasets.digits import DIGITS
 
 SHIPPED = Path(__file__).parent / "digits"

@@ -31,8 +31,8 @@ from coordinator.service import Coordinator
 from coordinator.settings import Settings
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
+from edge_runtime.bundle_files import file_ref, map_weights, write_weights
 from federation.axes.cover import DeviceProfile
-from federation.bundle_files import file_ref
 from federation.job import plan_from
 from federation.manifest import (
     MANIFEST_NAME,
@@ -48,7 +48,6 @@ from federation.manifest import (
 )
 from federation.messages import Report, TaskOffer
 from federation.space import Parameter, Vector
-from federation.weights import map_weights, write_weights
 from federation.wire import encode_layers
 
 ROOT = Path(__file__).resolve().parents[2]

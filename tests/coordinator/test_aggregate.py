@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.aggregate import first_state, forget_versions, open_version, stored_version, write_version
 from coordinator.store.files import Files
+from edge_runtime.bundle_files import map_weights, write_weights
 from federation import server_step as stepping
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
@@ -18,7 +19,6 @@ from federation.layout import MODEL
 from federation.region import Run, of_layers, whole
 from federation.server_step import Change, mean_moves, server_step
 from federation.space import Parameter, ParameterSpace, Vector
-from federation.weights import map_weights, write_weights
 
 SPACE = ParameterSpace([[Parameter("a", "weight", (7,))], [], [Parameter("b", "weight", (4, 5))]])
 FACTS = RoundFacts(0.1)

@@ -16,8 +16,8 @@ from coordinator.store.database import SCHEMA_VERSION, Sessions, open_database, 
 from coordinator.store.files import Files
 from coordinator.store.migrations import MIGRATIONS
 from coordinator.store.schema import MetaRow
+from edge_runtime.bundle_files import read_manifest
 from federation.errors import InputError
-from federation.manifest import read_manifest
 from tests.coordinator.harness import World
 
 

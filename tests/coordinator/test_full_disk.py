@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from coordinator import keeper
+from edge_runtime.bundle_files import map_weights
 from federation.job import plan_from
-from federation.weights import map_weights
 from tests.coordinator.harness import Offer, body_of, place_bundle, put_update, scripted, serving
 
 

@@ -20,13 +20,12 @@ import numpy as np
 import pytest
 
 from coordinator.store.files import Files
+from edge_runtime.bundle_files import file_ref, map_weights, read_manifest
 from edge_runtime.client import Declined, DeviceClient
 from federation.axes.cover import DeviceProfile
-from federation.bundle_files import file_ref
 from federation.job import plan_from
-from federation.manifest import MANIFEST_NAME, Manifest, read_manifest
+from federation.manifest import MANIFEST_NAME, Manifest
 from federation.messages import TaskOffer
-from federation.weights import map_weights
 from federation.wire import encode_layers
 from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import (

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from edge_runtime.bundle_files import map_weights
 from federation.axes.sync import Rotating
 from federation.job import plan_from
 from federation.region import of_layers
 from federation.space import Vector
-from federation.weights import map_weights
 from federation.wire import encode
 from tests.coordinator.harness import Site, place_bundle, report_header, serving
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from safetensors.numpy import load
 
-from federation.weights import map_weights
+from edge_runtime.bundle_files import map_weights
 from tests.coordinator.harness import Site, write_bundle
 
 

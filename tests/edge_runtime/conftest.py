@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples, from_arrays
 from edge_runtime.engine.choose import EngineName, Step, open_step
 from edge_runtime.engine.ort_training import is_available
@@ -20,7 +21,6 @@ from edge_runtime.layers import BundleSource
 from federation.manifest import Boundary, Manifest
 from federation.narrow import take_corners
 from federation.space import Vector
-from federation.weights import map_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES: tuple[EngineName, ...] = ("portable", "ort-training") if is_available() else ("portable",)

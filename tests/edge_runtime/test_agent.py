@@ -14,17 +14,16 @@ import pytest
 from safetensors.numpy import load
 
 from edge_runtime.agent import Agent, Device
+from edge_runtime.bundle_files import file_ref, map_weights
 from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.data import from_arrays
 from edge_runtime.layers import BundleSource
 from edge_runtime.remote import RemoteBundle
 from edge_runtime.trainer import Received, Trainer
-from federation.bundle_files import file_ref
 from federation.errors import OutOfMemory
 from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME
 from federation.messages import Report, decode_task
-from federation.weights import map_weights
 from tests.coordinator.harness import Site, serving
 
 LOCAL = {"steps": 5, "batch": 16, "rate": "0.1"}

@@ -10,10 +10,11 @@ import pytest
 
 from edge_runtime import budget
 from edge_runtime.budget import Trial, allow, largest_fitting, parse_size, predicted_peak, remembered
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.session import Settings
 from federation.capacity import predicted_memory
 from federation.errors import InputError, OutOfMemory
-from federation.manifest import Boundary, Manifest, read_manifest
+from federation.manifest import Boundary, Manifest
 from tests.embrace.cli.conftest import run
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.calibrate import calibrated
 from edge_runtime.engine.choose import open_step
-from federation.manifest import read_manifest
-from federation.weights import map_weights
 from simulation.torch_engine import TorchEngine
 from simulation.torch_model import build_module, load_vector
 

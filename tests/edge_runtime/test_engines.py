@@ -290,7 +290,7 @@ from pathlib import Path
 import numpy as np
 from edge_runtime.engine.choose import open_step
 from federation.errors import OutOfMemory
-from federation.manifest import read_manifest
+from edge_runtime.bundle_files import read_manifest
 
 folder, engine = Path(sys.argv[1]), sys.argv[2]
 manifest = read_manifest(folder)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation.manifest import Manifest, read_manifest
+from edge_runtime.bundle_files import read_manifest
+from federation.manifest import Manifest
 from tests.embrace.cli.conftest import run
 from tests.stock_python import ROOT, STOCK_PYTHON, needs_stock_python
 

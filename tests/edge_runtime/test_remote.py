@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.bundle_files import write_weights
 from edge_runtime.remote import RemoteBundle, RemoteSource
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, WEIGHTS_NAME
 from federation.messages import TaskOffer
-from federation.weights import header, write_weights
+from federation.weights import header
 from tests.coordinator.harness import write_bundle
 
 OFFER = TaskOffer("job-0-0-1", "job", "bundle", 4, 0.0, {})

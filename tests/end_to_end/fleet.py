@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.agent import Agent, Device
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.client import DeviceClient
 from edge_runtime.engine.session import Settings
 from embrace.client import Client
-from federation.manifest import read_manifest
 from federation.messages import Report
 from federation.space import Vector
-from federation.weights import map_weights
 from simulation.fleet import Scene, SimulatedDevice
 from simulation.pool import Arrays, Job
 from simulation.pool import Plan as WorkPlan

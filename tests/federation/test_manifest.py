@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from federation.errors import BundleError, InputError
 from federation.manifest import (
-    MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
     Boundary,
     FileRef,
     Layer,
@@ -23,7 +20,6 @@ from federation.manifest import (
     TensorSpec,
     dumps,
     loads,
-    read_manifest,
 )
 from federation.space import Parameter
 
@@ -167,20 +163,6 @@ def test_a_newer_version_says_so() -> None:
     data = json.loads(dumps(manifest())) | {"version": 2, "new_field": 1}
     with pytest.raises(BundleError, match="manifest version 2 is not supported; this program reads version 1"):
         loads(json.dumps(data))
-
-
-def test_reading_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"is not a bundle: it has no manifest\.json; make one with 'embrace export'"):
-        read_manifest(tmp_path)
-    (tmp_path / MANIFEST_NAME).write_text(dumps(manifest()))
-    assert read_manifest(tmp_path) == manifest()
-    (tmp_path / MANIFEST_NAME).write_bytes(b"\xff\xfe")
-    with pytest.raises(BundleError, match="cannot read"):
-        read_manifest(tmp_path)
-    with (tmp_path / MANIFEST_NAME).open("wb") as file:
-        file.truncate(MAX_MANIFEST_BYTES + 1)
-    with pytest.raises(BundleError, match="larger than 16 MiB"):
-        read_manifest(tmp_path)
 
 
 NARROW = Boundary("one@0.5", 0, None, 4, ref("train.00-one@0.5.onnx"), (), 0.5, (((2, 3), (2,)), ((3, 2),)))

@@ -22,11 +22,12 @@ from typing import Any
 
 import httpx
 
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.client import DeviceClient
 from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, Processes, served_at
 from federation.errors import EmbraceError
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Manifest
 from federation.messages import Report, TaskOffer
 from federation.wire import encode_layers
 from tests.soak.soak import update_of

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from edge_runtime.bundle_files import read_manifest
 from federation.errors import InputError
-from federation.manifest import Source, read_manifest
+from federation.manifest import Source
 from model_export.bundle import Choices, export_bundle, load_graph
 from model_export.source import load_source
 from model_export.verify import TOLERANCE, verify_bundle

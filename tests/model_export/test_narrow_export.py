@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from onnx import numpy_helper
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.choose import open_step
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import dumps, loads
 from federation.narrow import take_corners
-from federation.weights import map_weights
 from model_export.bundle import Choices, export_bundle
 from model_export.source import load_source
 from model_export.verify import TOLERANCE, verify_bundle

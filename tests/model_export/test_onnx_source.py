@@ -12,9 +12,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.portable import LayerForward, TrainingStep
 from federation.errors import InputError
-from federation.weights import map_weights
 from model_export.bundle import export_bundle
 from model_export.errors import ExportError
 from model_export.onnx_oracle import OnnxOracle

@@ -10,9 +10,8 @@ import onnxruntime
 import pytest
 import torch
 
+from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.trained_bundle import write_trained
-from federation.manifest import read_manifest
-from federation.weights import map_weights
 from model_export.bundle import export_bundle
 from model_export.shapes import sample_input
 from model_export.source import load_source

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.portable import TrainingStep
-from federation.weights import map_weights
 from model_export.bundle import export_bundle
 from model_export.capture import capture_torch
 from model_export.errors import ExportError

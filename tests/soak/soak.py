@@ -30,13 +30,14 @@ from coordinator.aggregate import forget_versions, open_version, write_version
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from coordinator.store.schema import RoundRow, SeatRow
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.client import Declined, DeviceClient, Unreachable
 from embrace.client import Client
 from embrace.demo.processes import served_at
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
 from federation.job import plan_from, plan_to
-from federation.manifest import Manifest, read_manifest
+from federation.manifest import Manifest
 from federation.messages import Report
 from federation.region import of_layers
 from federation.server_step import mean_moves, server_step

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from bench.device.memory import MemoryReport, Row, bench_memory
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.measure import Measurement
 from federation.capacity import predicted_memory
-from federation.manifest import read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.data import load_samples
-from federation.manifest import read_manifest
 from simulation.datasets import label_counts, load_dataset, make_partitioner
 
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import federation.manifest
+from edge_runtime.bundle_files import read_manifest
 from federation.errors import MissingPackage
 from model_export.ort_runner import training_module
 from model_export.zoo import ZOO
@@ -126,7 +126,7 @@ def test_a_users_model(embrace: Embrace, models: Path, tmp_path: Path) -> None:
 def test_tokens(embrace: Embrace, models: Path, tmp_path: Path) -> None:
     options = ("--input", "6", "--dtype", "int64", "--vocabulary", 50, "--label-smoothing", 0.1, "--ignore-index", 2)
     assert embrace("export", f"{models}:Bag", *options, "--out", tmp_path / "b").code == 0
-    manifest = federation.manifest.read_manifest(tmp_path / "b")
+    manifest = read_manifest(tmp_path / "b")
     assert (manifest.input.dtype, manifest.vocabulary) == ("int64", 50)
     assert (manifest.loss.label_smoothing, manifest.loss.ignore_index) == (0.1, 2)
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from federation.manifest import read_manifest
-from federation.weights import map_weights
+from edge_runtime.bundle_files import map_weights, read_manifest
 from tests.embrace.cli.conftest import Embrace
 from tests.stock_python import ROOT
 

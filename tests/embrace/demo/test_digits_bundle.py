@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.bundle_files import check_bundle, read_manifest
 from embrace.demo.fleet import FLEET, SHIPPED, load_digits
-from federation.bundle_files import check_bundle
-from federation.manifest import read_manifest
 from simulation.datasets.digits import DIGITS
 
 MODEL = SHIPPED / "model"

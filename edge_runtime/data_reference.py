@@ -1,4 +1,4 @@
-"""Data by name: FILE.npz, FILE.csv, a folder of images, or FILE.py:NAME."""
+"""Names of data: FILE.npz, FILE.csv, a folder of images, or FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def file_of(reference: str) -> Path:
-    """What has to be there for data to be read.
+    """Return the file or folder that has to exist for the data to be read.
 
     >>> file_of("mine.py:load").name, file_of("photos").name
     ('mine.py', 'photos')
