@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.store.files import Files, publish
+from coordinator.store.files import Files
 from edge_runtime.bundle_files import map_weights, write_weights
+from edge_runtime.files import publish
 from federation.layout import MODEL
 from federation.server_step import Change
 from federation.space import Parameter, ParameterSpace, Vector

@@ -30,10 +30,11 @@ from coordinator.evaluation import Evaluation, Evaluations
 from coordinator.job_runner import JobRunner
 from coordinator.notifier import Bell
 from coordinator.store.database import Sessions
-from coordinator.store.files import Files, publish
+from coordinator.store.files import Files
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
 from coordinator.views import FINISHED, Views
 from edge_runtime.bundle_files import check_bundle, read_manifest
+from edge_runtime.files import publish
 from federation import rounds
 from federation.decode import decode
 from federation.errors import EmbraceError

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from coordinator.errors import NotAllowed, NotFound, Refused
 from coordinator.job_runner import JobRunner
 from coordinator.keeper import JobKeeper
-from coordinator.store.files import name, settle
 from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
+from edge_runtime.files import flush_folder, rename_flushed
 from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
@@ -127,7 +127,7 @@ class Coordinator(JobKeeper):
         answers: list[Exception | None] = [None] * len(arrivals)
         try:
             answers = list(self._disk.map(self._name, arrivals))
-            settle(self._body_of(arrivals[0]).parent)
+            flush_folder(self._body_of(arrivals[0]).parent)
             for _ in arrivals:
                 self._reached("after-spool")
             with self._lock, self._transaction(*self._runners.values()) as session:
@@ -142,7 +142,7 @@ class Coordinator(JobKeeper):
     def _name(self, arrival: Arrival) -> Exception | None:
         """Several are named at once: a disk that has to be waited for is waited for once."""
         try:
-            name(arrival.receiving.path, self._body_of(arrival))
+            rename_flushed(arrival.receiving.path, self._body_of(arrival))
         except OSError as error:
             return error
         return None

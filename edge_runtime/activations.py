@@ -17,7 +17,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import FULL_DISK, DiskFull, InputError, OutOfMemory
+from edge_runtime.files import disk_errors
+from federation.errors import DiskFull, OutOfMemory
 from federation.manifest import TensorSpec
 
 StoredType = Literal["float32", "float16"]
@@ -79,17 +80,12 @@ def _reserve(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDAr
     size = math.prod(shape) * dtype.itemsize
     if size == 0:
         return np.empty(shape, dtype)
-    try:
+    no_room = f"no room for {size:,} bytes of activations in {folder}; free some or use less data"
+    with disk_errors(no_room=no_room, otherwise=f"cannot store activations in {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, prefix="activations-") as file:
             _allocate(file, size)
             return np.memmap(file, dtype, "r+", shape=shape)
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise DiskFull(
-                f"no room for {size:,} bytes of activations in {folder}; free some or use less data"
-            ) from None
-        raise InputError(f"cannot store activations in {folder}: {error.strerror}") from None
 
 
 def _allocate(file: IO[bytes], size: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edge_runtime.engine.choose import EngineName, choose_engine
 from edge_runtime.engine.session import RUNTIME, Profile, Settings
+from edge_runtime.files import replacing
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.measure import Case, measure
 from edge_runtime.memory import available_memory, current_memory
@@ -261,10 +262,9 @@ def _read_trials(file: Path) -> dict[str, Trial]:
 
 def _write_trials(file: Path, trials: dict[str, Trial]) -> None:
     with contextlib.suppress(OSError):  # remembering is a convenience
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(f".{os.getpid()}.new")
-        draft.write_text(json.dumps({key: asdict(value) for key, value in trials.items()}, indent=1))
-        draft.replace(file)
+        text = json.dumps({key: asdict(value) for key, value in trials.items()}, indent=1)
+        with replacing(file, durable=False, draft=file.with_suffix(f".{os.getpid()}.new")) as draft:
+            draft.write(text.encode())
 
 
 def _mb(count: int) -> str:

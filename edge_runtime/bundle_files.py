@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
 
+from edge_runtime.files import flush
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileRef, Manifest, loads
 from federation.space import ParameterSpace, Vector
@@ -62,8 +62,7 @@ def write_weights(path: Path, space: ParameterSpace, vector: Vector) -> None:
     with path.open("wb") as file:
         file.write(header(space))
         file.write(np.ascontiguousarray(vector, "<f4").data)
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
 
 
 def map_weights(path: Path, space: ParameterSpace) -> Vector:

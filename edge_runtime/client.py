@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlencode
 
 import httpx
 
+from edge_runtime.files import replacing
 from federation.address import bearer, check_address
 from federation.errors import BundleError, EmbraceError, InputError
 from federation.messages import Report, TaskOffer
@@ -108,16 +109,13 @@ class DeviceClient:
 
     def save_graph(self, sha256: str, path: Path) -> None:
         """Fetch a graph; the file appears only if its bytes are right."""
-        draft = path.with_name(path.name + ".new")
         digest = hashlib.sha256()
-        with draft.open("wb") as file:
+        with replacing(path, durable=False) as file:
             for chunk in self._stream(f"/v1/graphs/{sha256}", None):
                 digest.update(chunk)
                 file.write(chunk)
-        if digest.hexdigest() != sha256:
-            draft.unlink()
-            raise BundleError(f"the graph that came does not have the sha256 {sha256}")
-        draft.replace(path)
+            if digest.hexdigest() != sha256:
+                raise BundleError(f"the graph that came does not have the sha256 {sha256}")
 
     def weights(self, job: str, version: int, start: int, stop: int) -> Iterator[bytes]:
         """Bytes [start, stop) of a version's file; goes on where it was if the connection breaks."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_runtime.client import DeviceClient
+from edge_runtime.files import replacing
 from federation.errors import InputError
 
 FILE_NAME = "credentials.json"
@@ -28,10 +29,8 @@ def credential(
             raise InputError(f"this device is not enrolled at {server}: give --token with an enrolment token")
         with DeviceClient(server, token, verify=verify) as enrolling:
             _, known[server] = enrolling.enrol(name, dict(profile))
-        draft = file.with_suffix(".new")
-        draft.touch(0o600)
-        draft.write_text(json.dumps(known))
-        draft.replace(file)
+        with replacing(file, mode=0o600) as draft:
+            draft.write(json.dumps(known).encode())
     return str(known[server])
 
 

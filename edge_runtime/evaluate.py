@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import Samples
 from edge_runtime.engine.session import Settings
+from edge_runtime.files import disk_errors
 from edge_runtime.forward import ForwardPlan, Report, store_activations
 from edge_runtime.layers import LayerSource, TrainedSource
 from edge_runtime.timing import Stopwatch
-from federation.errors import FULL_DISK, DiskFull, InputError, OutOfMemory
+from federation.errors import OutOfMemory
 from federation.metrics import Score, score
 from federation.space import Vector
 
@@ -48,13 +49,11 @@ class Evaluator:
 
     def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:
         """The score with these weights from the first trained layer on."""
+        place = self.plan.folder or tempfile.gettempdir()
+        no_room = f"no room to evaluate in {place}; free some or use --holdout 0"
         try:
-            return self._score(trained, watch or Stopwatch())
-        except OSError as error:
-            place = self.plan.folder or tempfile.gettempdir()
-            if error.errno in FULL_DISK:
-                raise DiskFull(f"no room to evaluate in {place}; free some or use --holdout 0") from None
-            raise InputError(f"cannot evaluate in {place}: {error.strerror or error}") from None
+            with disk_errors(no_room=no_room, otherwise=f"cannot evaluate in {place}"):
+                return self._score(trained, watch or Stopwatch())
         except MemoryError:
             raise OutOfMemory(f"not enough memory to evaluate {len(self.samples)} samples; hold out fewer") from None
 

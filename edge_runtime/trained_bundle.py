@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.bundle_files import file_ref
-from federation.errors import FULL_DISK, DiskFull, InputError
+from edge_runtime.files import disk_errors, flush
+from federation.errors import InputError
 from federation.manifest import MANIFEST_NAME, Manifest, dumps
 from federation.space import Vector
 from federation.weights import header
@@ -26,7 +27,8 @@ def check_target(out: Path) -> None:
 def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained: Vector, out: Path) -> Manifest:
     """Copy a bundle with new weights from one layer on; it appears under its name only when it is complete."""
     check_target(out)
-    try:
+    no_room = f"no room for the trained bundle in {out.parent}"
+    with disk_errors(no_room=no_room, otherwise=f"cannot write {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
             draft = Path(folder) / "bundle"
@@ -39,17 +41,12 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
             with weights.open("r+b") as file:
                 file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
                 file.write(np.ascontiguousarray(trained, "<f4").data)
-                file.flush()
-                os.fsync(file.fileno())
+                flush(file)
             new = replace(manifest, weights=file_ref(draft, manifest.weights.name))
             (draft / MANIFEST_NAME).write_text(dumps(new))
             if out.exists():
                 out.rmdir()
             draft.rename(out)
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise DiskFull(f"no room for the trained bundle in {out.parent}") from None
-        raise InputError(f"cannot write {out}: {error.strerror}") from None
     return new
 
 

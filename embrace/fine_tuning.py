@@ -11,9 +11,9 @@ from edge_runtime.budget import Allowance, allow
 from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
 from edge_runtime.data.load import Data
 from edge_runtime.engine.session import Settings
+from edge_runtime.files import sole_user
 from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
 from edge_runtime.places import default_work
-from edge_runtime.state_file import sole_user
 from edge_runtime.trained_bundle import check_target, write_trained
 from embrace.bundles import Bundle, Progress, quiet, written_to
 from federation.axes.local import LocalRule, parse_rule
@@ -165,7 +165,8 @@ def train(
             flip=augmentation.flip,
         )
         announce(allowance, samples, held_out)
-        with sole_user(kept):
+        in_use = f"{kept} is in use by another process; wait for its end or keep yours elsewhere"
+        with sole_user(kept.with_name(f"{kept.name}.lock"), in_use):
             if fresh:
                 _forget(kept)
             trained, history = fine_tune(

@@ -12,7 +12,6 @@ A file appears under its final name only when it is whole and on the disk.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -60,31 +59,9 @@ class Files:
         return sorted({int(p.stem) for p in found if p.suffix in (".safetensors", ".evaluated") and p.stem.isdigit()})
 
     def forget_arriving(self) -> None:
-        """After a restart nobody goes on with a body that was cut off: it is sent again."""
+        """Remove bodies that were cut off by a restart: their devices send them again."""
         for path in (self.root / "spool").glob("*.part"):
             path.unlink(missing_ok=True)
-
-
-def publish(draft: Path, final: Path) -> None:
-    """Give a written file its name, so that both survive a loss of power."""
-    name(draft, final)
-    settle(final.parent)
-
-
-def name(draft: Path, final: Path) -> None:
-    """The first half of it: `settle` the folder before anybody hears of the file. One does for many files."""
-    with draft.open("rb+") as file:
-        os.fsync(file.fileno())
-    draft.replace(final)
-
-
-def settle(folder: Path) -> None:
-    """Until the names in it are on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _safe(name: str) -> str:

@@ -33,7 +33,7 @@ def serve(
     """
     from coordinator.server import Server
     from coordinator.settings import load_settings
-    from coordinator.store.lock import sole_user
+    from edge_runtime.files import sole_user
 
     given = {
         "host": host,
@@ -45,13 +45,14 @@ def serve(
         "log_level": log_level,
     }
     settings = load_settings(data, os.environ, given)
-    with sole_user(data):
+    with sole_user(data / "coordinator.lock", f"{data} is in use: another coordinator runs on it"):
         server = Server(data, settings)
         server.run(lambda url: _welcome(server, data, devices, url))  # tokens are made once it listens
 
 
 def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
     from coordinator.settings import is_exposed
+    from edge_runtime.files import replacing
 
     screen, admin = show.console(), server.registry.set_admin_token()
     if is_exposed(server.settings):
@@ -62,8 +63,8 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
         )
     file = data / "admin.token"
     if admin is not None:
-        file.touch(0o600)
-        file.write_text(admin + "\n")
+        with replacing(file, mode=0o600) as draft:
+            draft.write(f"{admin}\n".encode())
         screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
     elif file.exists():
         screen.print(f"administrator's token, as before: {file}", markup=False)

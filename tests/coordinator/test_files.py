@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.files import Files, publish
+from coordinator.store.files import Files
 from federation.errors import InputError
 
 
@@ -43,16 +43,3 @@ def test_what_waits_for_a_score_is_found(tmp_path: Path) -> None:
     files.state("job", 12).write_bytes(b"")
     path.with_suffix(".draft").write_bytes(b"")
     assert older.name == "3.evaluated" and files.versions("job") == [3, 12] and files.versions("other") == []
-
-
-def test_publishing_replaces_at_once(tmp_path: Path) -> None:
-    final, draft = tmp_path / "final", tmp_path / "draft"
-    final.write_bytes(b"old")
-    draft.write_bytes(b"new")
-    with final.open("rb") as reader:
-        publish(draft, final)
-        assert reader.read() == b"old"  # whoever reads goes on with what there was
-    assert final.read_bytes() == b"new" and not draft.exists()
-    with pytest.raises(FileNotFoundError):
-        publish(draft, final)
-    assert final.read_bytes() == b"new"

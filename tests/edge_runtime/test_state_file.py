@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from edge_runtime.state_file import MOST_HEADER_BYTES, load_state, save_state, sole_user
+from edge_runtime.state_file import MOST_HEADER_BYTES, load_state, save_state
 from federation.errors import InputError
 from tests.edge_runtime.conftest import answer, child
 
@@ -217,25 +217,3 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(InputError, match="more than 16 MiB"):
         save_state(path, {}, {"version": "2" * MOST_HEADER_BYTES})
     assert load_state(path)[1] == {"version": "1"} and os.listdir(tmp_path) == ["state"]
-
-
-LOCK = """
-import sys
-from pathlib import Path
-from edge_runtime.state_file import sole_user
-from federation.errors import InputError
-
-try:
-    with sole_user(Path(sys.argv[1])):
-        print("mine")
-except InputError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs locks of files")
-def test_two_processes_do_not_keep_the_same_state(tmp_path):
-    path = tmp_path / "new folder" / "state"
-    with sole_user(path):
-        assert answer(LOCK, path).startswith(f"{path} is in use by another process")
-    assert answer(LOCK, path) == "mine" and os.listdir(path.parent) == []

@@ -211,7 +211,7 @@ def test_places_that_cannot_be_used(embrace: Embrace, options: list[object], tmp
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for extra, words in (
-        (["--checkpoint", tmp_path / "file" / "kept"], "cannot write"),
+        (["--checkpoint", tmp_path / "file" / "kept"], "file: it is a file, expected a directory"),
         (["--checkpoint", tmp_path / "folder", "--fresh"], "--fresh cannot remove"),
     ):
         answer = embrace(*options, "--boundary", "weak", "--rounds", 1, *extra)
