@@ -1,24 +1,18 @@
 """The body of an update, or of a part of the weights: safetensors with the pieces of one or more regions.
 
-    8 bytes   length of the header, little-endian
-    header    JSON: name -> {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, blanks at its end
-    data      little-endian float32; offsets count from here
-
-A body has one or more tracks, each a vector over a region: `model` (the change of the weights) under the parameters'
-own names, others (`control`, `momentum`) as `control/NAME`. What is written here has its tensors in the order of the
-ParameterSpace, so that the data of a range of layers IS the slice of the flat vector. The safetensors library sorts by
-name: any order can be read that leaves no holes. See docs/wire.md.
+Its header is safetensors_codec.py's. A body has one or more tracks, each a vector over a region: `model` (the change of
+the weights) under the parameters' own names, others (`control`, `momentum`) as `control/NAME`. What is written here has
+its tensors in the order of the ParameterSpace, so that the data of a range of layers IS the slice of the flat vector.
+See docs/wire.md.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import reprlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +20,7 @@ from numpy.typing import NDArray
 from federation.errors import InputError
 from federation.layout import MODEL, Layout, Order, Place, layers_layout
 from federation.region import CHUNK, Region, Run
+from federation.safetensors_codec import PREFIX, SafetensorsError, decode_header, header_length
 from federation.space import Kind, ParameterSpace, Vector
 
 BLOCK = 1 << 13  # elements that are checked together, counted from the start of the data whatever the chunks were
@@ -162,10 +157,12 @@ def check_data(layout: Layout, limits: Limits, data: bytes) -> CheckedUpdate:
 
 def _check(layout: Layout, limits: Limits) -> Steps:
     """The checks, in the order of the bytes."""
-    length = int.from_bytes((yield 8), "little")
-    if not 2 <= length <= limits.max_header_bytes:
-        raise WireError(f"the header is said to have {length} bytes; expected from 2 to {limits.max_header_bytes}")
-    return (yield from _check_data(layout, limits, _read_order((yield length), layout, limits)))
+    try:
+        length = header_length((yield PREFIX), limits.max_header_bytes)
+        order = _read_order((yield length), layout, limits)
+    except SafetensorsError as error:
+        raise WireError(str(error)) from None
+    return (yield from _check_data(layout, limits, order))
 
 
 def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
@@ -278,51 +275,8 @@ def _element(offsets: Mapping[str, int], first: int, values: Vector, wrong: NDAr
 
 
 def _read_order(text: Bytes, layout: Layout, limits: Limits) -> Order:
-    if bytes(text) == layout.header[8:]:
+    if bytes(text) == layout.header[PREFIX:]:
         return layout.usual
-    return layout.order(_read_header(text, layout.space, limits), 8 + len(text))
-
-
-def _read_header(text: Bytes, part: ParameterSpace, limits: Limits) -> dict[str, int]:
-    """Where each tensor begins in the data, in that order; refuses all that is not exactly what was expected."""
-    hooks: dict[str, Any] = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _integer)
-    try:
-        found = json.loads(bytes(text).decode(), object_pairs_hook=_object, **hooks)
-        notes = found.pop("__metadata__", {}) if isinstance(found, dict) else None
-        if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
-            raise WireError("the header must be an object, and its __metadata__ may have strings only")
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"the header is not JSON: {error}") from None
-    if len(found) > limits.max_tensors or max(map(len, found), default=0) > limits.max_name_length:
-        raise WireError(f"more than {limits.max_tensors} tensors, or a name above {limits.max_name_length} characters")
-    wanted = {parameter.name for parameter in part}
-    if wanted != found.keys():
-        missing, extra = sorted(wanted - found.keys())[:3], sorted(found.keys() - wanted)[:3]
-        raise WireError(f"the header lacks the names {missing}, and those of {extra} are not expected")
-    # The claimed offsets give the order of the tensors, and the order gives the only right entries.
-    try:
-        order = sorted(part, key=lambda parameter: found[parameter.name]["data_offsets"])
-    except (TypeError, LookupError, RecursionError):
-        raise WireError("the header must give every tensor two integers as its data_offsets") from None
-    offsets, end = {}, 0
-    for p in order:
-        begin, end = end, end + 4 * p.size
-        entry, expected = found[p.name], {"dtype": "F32", "shape": list(p.shape), "data_offsets": [begin, end]}
-        # JSON's true is no integer, although Python's is: seen only once the structure is known to be right.
-        if entry != expected or bool in map(type, (*entry["shape"], *entry["data_offsets"])):
-            raise WireError(f"{p.name!r} is described as {reprlib.repr(entry)}; expected {expected}")
-        offsets[p.name] = begin
-    return offsets
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) != len(pairs):
-        raise WireError("the header has the same name twice")
-    return found
-
-
-def _integer(text: str) -> int:
-    """Every number of a header counts elements or bytes; the cap keeps the parsing of hostile ones quick."""
-    if not text.isdecimal() or len(text) > 15:
-        raise WireError(f"the header has the number {text[:40]}; expected integers from 0 to 10^15")
-    return int(text)
+    shapes = {parameter.name: parameter.shape for parameter in layout.space}
+    found = decode_header(text, shapes, max_tensors=limits.max_tensors, max_name_length=limits.max_name_length)
+    return layout.order(found.offsets, PREFIX + len(text))

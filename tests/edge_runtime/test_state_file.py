@@ -32,6 +32,17 @@ def test_what_is_saved_comes_back(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["state.safetensors"]
 
 
+def test_golden_bytes(tmp_path):
+    save_state(tmp_path / "state", {"x": np.array([1, 2], np.float32), "y": np.zeros(0, np.float32)}, {"k": "v"})
+    text = (
+        b'{"__metadata__":{"k":"v"},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        b'"y":{"dtype":"F32","shape":[0],"data_offsets":[8,8]}}'
+    )
+    padded = text + b" " * (-len(text) % 8)
+    data = bytes.fromhex("0000803f00000040")
+    assert (tmp_path / "state").read_bytes() == len(padded).to_bytes(8, "little") + padded + data
+
+
 def test_any_safetensors_reader_can_open_it(tmp_path):
     path = tmp_path / "state"
     vectors = {"a": np.arange(5, dtype=np.float32), "b": np.zeros(0, np.float32), "c": np.ones(3, np.float32)}
