@@ -1,6 +1,6 @@
 """Stored activations: what the frozen layers made of the local data, in memory or on disk.
 
-On disk the file has no name: it is deleted as soon as it is open, so that no kill and no crash leaves anybody's data
+On disk the file has no name: it is deleted as soon as it is open, so that no kill and no crash leaves the user's data
 behind. Its whole size is reserved before anything is written, because a mapped file that outgrows the disk does not
 raise an error but ends the process.
 """
@@ -54,13 +54,13 @@ class ActivationStore:
         return len(self._rows)
 
     def write(self, start: int, batch: NDArray[Any]) -> None:
-        """Rows from number `start` on."""
+        """Store rows from number `start` on."""
         if self._rows.dtype == np.float16:
             batch = np.clip(batch, -65504, 65504)  # the largest float16: infinity would be worse than the edge
         self._rows[start : start + len(batch)] = batch
 
     def read(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Some rows, into memory that the caller has."""
+        """Read some rows into memory that the caller has."""
         if self._rows.dtype == out.dtype:
             np.take(self._rows, indices, axis=0, out=out, mode="clip")  # any other mode makes a copy first
         else:
@@ -68,7 +68,7 @@ class ActivationStore:
                 out[place] = self._rows[index]
 
     def rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Consecutive rows as the next layer takes them."""
+        """Read consecutive rows as the next layer takes them."""
         return np.asarray(self._rows[start:stop], self.row_dtype)
 
     def close(self) -> None:

@@ -208,7 +208,7 @@ class Agent:
         return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
 
     def _kept(self, job: str) -> KeptFiles:
-        """What is kept of a job. When one begins, what is left of those that are over goes."""
+        """Open the folder of a job's state. When a job begins, the folders of those that are over are removed."""
         folder = self.device.work / "kept"
         if job not in self._begun:
             forget_finished(folder, self.client, besides=job)
@@ -233,7 +233,7 @@ class Agent:
         return known
 
     def _allowance(self, bundle: RemoteBundle, samples: Samples, task: Task) -> tuple[Settings, ForwardPlan]:
-        """Whether the task fits; if not, the coordinator is told what would, and the task goes back."""
+        """Decide whether the task fits; if not, tell the coordinator what would, and give the task back."""
         device, manifest = self.device, bundle.manifest
 
         def allowed(boundary: str | None) -> tuple[Settings, ForwardPlan, str]:
@@ -263,7 +263,7 @@ class Agent:
 
 
 def describe(device: Device) -> dict[str, object]:
-    """The profile that a device reports."""
+    """Describe this device: the profile that it reports."""
     room = None
     if device.memory is not None:
         now = current_memory()

@@ -36,7 +36,7 @@ LARGEST_FORWARD_BATCH = 64
 
 
 def parse_size(text: str) -> int:
-    """'64MB', '1.5 GiB', '500000' -> bytes. Units without an i are powers of ten."""
+    """Parse '64MB', '1.5 GiB' or '500000' into bytes. Units without an i are powers of ten."""
     found = _SIZE.fullmatch(text)
     unit = found.group(2).upper() if found else "?"
     unit = unit + "B" if unit in ("K", "M", "G") else unit
@@ -78,7 +78,7 @@ Trials = Callable[[Boundary], Trial]
 
 
 def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int) -> int:
-    """Anonymous bytes that training from a boundary is expected to take."""
+    """Predict the anonymous bytes that training from a boundary takes."""
     graph = boundary.train.bytes if boundary.train else sum(f.bytes for f in boundary.ort_training[:1])
     return int(ARENA * (predicted_memory(manifest, boundary, batch).total + GRAPH_BYTES * graph))
 
@@ -86,7 +86,7 @@ def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int) -> int:
 def largest_fitting(
     manifest: Manifest, batch: int, room: int, trials: Trials | None
 ) -> tuple[Boundary, int, Trial | None]:
-    """The boundary nearest to the input that fits, with what it needs; each candidate is tried before it is taken.
+    """Find the boundary nearest to the input that fits, and what it needs; each candidate is tried before it is taken.
 
     Narrow ones are no candidates: whether a device trains fewer channels instead of fewer layers is the job's choice.
     """
@@ -178,7 +178,7 @@ def _budget(memory: str | None) -> tuple[int, str]:
 def _check_told(
     manifest: Manifest, boundary: Boundary, batch: int, room: int, budget: int, idle: int, trials: Trials | None
 ) -> tuple[int, Trial | None]:
-    """A boundary that was named must fit, too; if not, say which one would."""
+    """Refuse a named boundary that does not fit, and say which one would."""
     needed, trial = predicted_peak(manifest, boundary, batch), None
     # The prediction may be off by half; what is hopeless is not tried.
     if trials is not None and needed < 2 * room:
@@ -208,7 +208,7 @@ def check_profile(profile: str) -> None:
 def _forward_plan(
     manifest: Manifest, boundary: Boundary, spare: int, samples: int, profile: str, activations: str, work: Path
 ) -> tuple[ForwardPlan, Profile]:
-    """How the frozen layers are run: in what training leaves, because the runtime keeps the memory it once had.
+    """Plan how to run the frozen layers in what training leaves: the runtime keeps the memory that it once had.
 
     Half of it is for weights, a quarter for the batch that passes through, a quarter for stored activations; what does
     not fit there goes to a file.
@@ -230,7 +230,7 @@ def _forward_plan(
 
 
 def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, settings: Settings, work: Path) -> Trials:
-    """Trial steps, each made once for a bundle, a batch size, an engine and a runtime."""
+    """Make trial steps, each once for a bundle, a batch size, an engine and a runtime; results are kept in a file."""
     digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()[:16]
     file = work / "trials" / f"{digest}.json"
 
@@ -254,7 +254,7 @@ def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, set
 
 
 def _read_trials(file: Path) -> dict[str, Trial]:
-    """What is remembered; a file that cannot be read is as good as none."""
+    """Read the trials of before; a file that cannot be read is as good as none."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         return {str(key): Trial(**value) for key, value in json.loads(file.read_text()).items()}
     return {}

@@ -1,7 +1,7 @@
 """Static batch norm: statistics are not taken from training, but computed from data for the weights as they are.
 
 Diao, Ding and Tarokh, HeteroFL, ICLR 2021: running statistics of models of different widths do not belong together, so
-nobody tracks them, and they are computed once, before the model is used. Here from one pass over some samples.
+no step tracks them, and they are computed once, before the model is used. Here from one pass over some samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAMPLES, BATCH = 1024, 128  # that are enough for statistics
 
 
 def batches_of(samples: Samples, seed: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """A few batches of some data, the same each time."""
+    """Take a few batches of some data, the same each time."""
     order = shuffled(len(samples), seed, 0)[:SAMPLES]
     for start in range(0, len(order), BATCH):
         yield samples.batch(order[start : start + BATCH])
@@ -30,7 +30,7 @@ def batches_of(samples: Samples, seed: int = 0) -> Iterator[tuple[NDArray[Any], 
 def calibrated(
     step: GradientStep, space: ParameterSpace, weights: Vector, batches: Iterable[tuple[NDArray[Any], NDArray[Any]]]
 ) -> Vector:
-    """The weights with the mean of the batches' own statistics; `step` is that of the whole model.
+    """Replace the statistics by the mean of the batches' own; `step` is that of the whole model.
 
     A step gives (1 − m)·old + m·batch for a momentum m that it does not tell: from zeros and from ones both follow.
     """
@@ -57,7 +57,7 @@ def _statistics(
     labels: NDArray[Any],
     old: float,
 ) -> list[NDArray[np.float64]]:
-    """What a step makes of statistics that were all the same."""
+    """Run one step on statistics that are all the same, and return what it makes of them."""
     step.parameters[:] = weights
     for at in statistics:
         step.parameters[at] = old

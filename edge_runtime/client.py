@@ -85,7 +85,7 @@ class DeviceClient:
         self._http.close()
 
     def enrol(self, name: str, profile: dict[str, Any]) -> tuple[str, str]:
-        """(device, its own token); the client's token is an enrolment token here."""
+        """Enrol and return (device, its own token); the client's token is an enrolment token here."""
         answer = self._call("POST", "/v1/devices", json={"name": name, "profile": profile}).json()
         return str(answer["device"]), str(answer["token"])
 
@@ -98,7 +98,7 @@ class DeviceClient:
         return None if answer.status_code == 204 else TaskOffer(**answer.json())
 
     def job_state(self, job: str) -> str:
-        """running, paused, or how it ended."""
+        """Ask whether a job is running or paused, or how it ended."""
         return str(self._call("GET", f"/v1/jobs/{job}/state").json()["state"])
 
     def manifest(self, bundle: str) -> bytes:
@@ -118,16 +118,16 @@ class DeviceClient:
                 raise BundleError(f"the graph that came does not have the sha256 {sha256}")
 
     def weights(self, job: str, version: int, start: int, stop: int) -> Iterator[bytes]:
-        """Bytes [start, stop) of a version's file; goes on where it was if the connection breaks."""
+        """Fetch bytes [start, stop) of a version's file; a broken connection is resumed where it was."""
         return self._stream(f"/v1/jobs/{job}/versions/{version}/weights", (start, stop))
 
     def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> Iterator[bytes]:
-        """The body of a part of a vector of a version."""
+        """Fetch the body of a part of a vector of a version."""
         asked = {"boundary": boundary, **({} if unit is None else {"unit": str(unit)})}
         return self._stream(f"/v1/jobs/{job}/versions/{version}/parts/{name}?{urlencode(asked)}", None, resume=False)
 
     def inherited(self, task: str) -> Iterator[bytes]:
-        """The update that the holder of a task goes on with."""
+        """Fetch the update that the holder of a task goes on with."""
         return self._stream(f"/v1/tasks/{task}/inherited", None)
 
     def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
@@ -166,7 +166,7 @@ class DeviceClient:
         raise AssertionError("pauses never end")
 
     def _stream(self, path: str, part: tuple[int, int] | None, *, resume: bool = True) -> Iterator[bytes]:
-        """`resume`: an answer that breaks off is gone on with; else it is the caller's loss."""
+        """Fetch an answer in chunks. `resume`: one that breaks off is continued; else Unreachable is raised."""
         done = 0
         for pause in self._pauses():
             headers = {"Range": f"bytes={part[0] + done}-{part[1] - 1}"} if part else {}
@@ -194,7 +194,7 @@ class DeviceClient:
                 pause(str(error) or type(error).__name__)
 
     def _pauses(self) -> Iterator[Callable[[str], None]]:
-        """Attempts; each is given a function that waits before the next one, or gives up."""
+        """Count attempts; each gets a function that waits before the next one, or gives up."""
         waited, length = 0.0, FIRST_PAUSE
 
         def pause(why: str) -> None:

@@ -46,11 +46,11 @@ class KeptFiles:
             save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
     def tasks(self) -> list[str]:
-        """Of which there is something."""
+        """List the tasks of which something is kept."""
         return [path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}")]
 
     def acknowledged(self, task: str, *, but: str | None = None) -> None:
-        """Nothing older is needed any more, except what somebody may come back to."""
+        """Remove the state of all tasks but this one and `but`, which the coordinator may still go back to."""
         for old in self.tasks():
             if old not in (task, but):
                 self._path(old).unlink(missing_ok=True)

@@ -48,7 +48,7 @@ class Evaluator:
         self._stored: ActivationStore | None = None
 
     def score(self, trained: Vector, watch: Stopwatch | None = None) -> Score:
-        """The score with these weights from the first trained layer on."""
+        """Score the model with these weights from the first trained layer on."""
         place = self.plan.folder or tempfile.gettempdir()
         no_room = f"no room to evaluate in {place}; free some or use --holdout 0"
         try:

@@ -22,7 +22,7 @@ from federation.errors import EmbraceError
 
 
 def main() -> None:
-    """A request on standard input: bundle, weights, data, statistics; a score on standard output."""
+    """Read a request from standard input (bundle, weights, data, statistics); write a score to standard output."""
     request = json.load(sys.stdin)
     directory = Path(request["bundle"])
     try:

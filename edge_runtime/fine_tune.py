@@ -65,7 +65,7 @@ def fine_tune(
     checkpoint: Path,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[Vector, History]:
-    """Train round after round; gives the trained suffix. A kill loses at most the round it interrupts."""
+    """Train round after round; return the trained suffix. A kill loses at most the round it interrupts."""
     check_trainable(train, settled.allow_single_class)
     if held_out is not None and len(held_out) == 0:
         raise EmptyData(f"{held_out.name}: nothing is held out to evaluate with; use more data or --holdout 0")
@@ -127,7 +127,7 @@ def _larger(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def kept_boundary(checkpoint: Path) -> str | None:
-    """The boundary that a checkpoint was trained from; None if there is none. Free memory differs from day to day."""
+    """Read the boundary that a checkpoint was trained from, if there is one: free memory differs from day to day."""
     if not checkpoint.exists():
         return None
     _, about = load_state(checkpoint)
@@ -137,7 +137,7 @@ def kept_boundary(checkpoint: Path) -> str | None:
 
 
 def _key(directory: Path, settled: Settled, allowance: Allowance, train: Samples, held_out: Samples | None) -> str:
-    """What has to be the same for a checkpoint to be continued, as JSON."""
+    """Write as JSON what has to be the same for a checkpoint to be continued."""
     task = {**asdict(settled.task), "rules": encode_rules(settled.task.rules)}
     bundle = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
     place = {"boundary": allowance.boundary.name, "engine": allowance.engine}
@@ -146,7 +146,7 @@ def _key(directory: Path, settled: Settled, allowance: Allowance, train: Samples
 
 
 def _fingerprint(samples: Samples) -> str:
-    """Tells data sets apart by all labels and a few inputs, without reading the whole of them."""
+    """Tell data sets apart by all labels and a few inputs, without reading the whole of them."""
     numbers = np.unique(np.linspace(0, len(samples) - 1, _FINGERPRINTED).astype(np.int64))
     digest = hashlib.sha256(np.ascontiguousarray(samples.labels).data)
     for number in numbers:
@@ -155,7 +155,7 @@ def _fingerprint(samples: Samples) -> str:
 
 
 def _resume(checkpoint: Path, key: str, original: Vector) -> tuple[dict[str, Vector], History]:
-    """The state to go on from: the checkpoint's, or the bundle's own weights."""
+    """Load the state to go on from: the checkpoint's, or the bundle's own weights."""
     if not checkpoint.exists():
         return {"parameters": original}, History()
     vectors, about = load_state(checkpoint)

@@ -7,9 +7,10 @@ While one group of layers computes, the next one is fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class ForwardPlan:
 
 
 def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profile: str) -> list[range]:
-    """Consecutive layers that are loaded together: as many as the memory allows, at least one.
+    """Group consecutive layers that are loaded together: as many as the memory allows, at least one.
 
     A layer counts with its weights; `fast` holds them twice (as they came, and packed for the processor).
     """
@@ -69,7 +70,7 @@ def store_activations(
     watch: Stopwatch,
     report: Report = lambda what, done, total: None,
 ) -> ActivationStore:
-    """Run `count` samples through some layers; what the last one gives is stored."""
+    """Run `count` samples through some layers and store what the last one gives."""
     manifest, store = source.manifest, None
     parts = groups(manifest, layers.start, layers.stop, plan.memory, settings.profile)
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
@@ -126,18 +127,18 @@ def _run(session: LayerForward, value: NDArray[Any], name: str, watch: Stopwatch
 def _fetched(
     source: LayerSource, parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
 ) -> Iterator[tuple[range, list[Path]]]:
-    """Each group with its graphs; the next group is being fetched while this one is in use."""
+    """Yield each group with its graphs; the next one is being fetched while this one is in use."""
 
     def fetch(part: range) -> tuple[list[Path], float]:
         began = watch.now()
         return [source.fetch(layer) for layer in part], watch.now() - began
 
-    following: Future[tuple[list[Path], float]] | None = pool.submit(fetch, parts[0])
-    for number, part in enumerate(parts):
-        assert following is not None
+    fetching = pool.submit(fetch, parts[0])
+    for part, following in zip_longest(parts, parts[1:]):
         with watch.part("download"):
             waiting = watch.now()
-            graphs, took = following.result()
+            graphs, took = fetching.result()
             watch.hidden_download += max(0.0, took - (watch.now() - waiting))
-        following = pool.submit(fetch, parts[number + 1]) if number + 1 < len(parts) else None
+        if following is not None:
+            fetching = pool.submit(fetch, following)
         yield part, graphs

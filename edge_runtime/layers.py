@@ -26,10 +26,10 @@ class LayerSource(Protocol):
     version: str  # of the weights: what was computed with one version is not valid for another
 
     def fetch(self, layer: int) -> Path:
-        """The path of a layer's graph, ready to load; blocks until everything it needs is there."""
+        """Return the path of a layer's graph, ready to load; block until everything it needs is there."""
 
     def release(self, layer: int) -> None:
-        """The layer is not needed any more."""
+        """Forget a layer that is not needed any more."""
 
 
 class BundleSource:

@@ -12,7 +12,7 @@ PACKAGES = ("onnxruntime", "onnxruntime-training-cpu", "numpy", "torch")
 
 
 def describe_device() -> dict[str, str]:
-    """Processor, cores, memory, system and versions; what the system does not say is left out."""
+    """Describe processor, cores, memory, system and versions; what the system does not say is left out."""
     found = {
         "processor": _processor(),
         "cores": str(_cores()),
@@ -25,7 +25,7 @@ def describe_device() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The board's name says more than the processor's on small computers; Intel and AMD name the processor."""
+    """Name the board on small computers, which says more than their processor; else the processor."""
     board = _read("/proc/device-tree/model").strip("\0 \n")
     lines = [line.partition(":") for line in _read("/proc/cpuinfo").splitlines()]
     named = {key.strip(): value.strip() for key, _, value in lines}
@@ -33,7 +33,7 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -80,7 +80,7 @@ def measure(case: Case) -> Measurement:
 
 
 def in_fresh_process(module: str, request: dict[str, Any], what: str, *, hide: Sequence[str] = ()) -> dict[str, Any]:
-    """Run a module as a program, with a request as JSON on its standard input; gives its answer.
+    """Run a module as a program, with a request as JSON on its standard input; return its answer.
 
     Packages to `hide` are not found there. Temporary files of the process go with a folder of ours, even if it is
     killed. It ends when we are interrupted.
@@ -116,7 +116,7 @@ OUT_OF_MEMORY_EXIT = 12
 
 
 def answer_request(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The other side of it: a request from standard input, its answer to standard output."""
+    """Answer such a request: read it from standard input, write the answer to standard output."""
     try:
         json.dump(work(json.load(sys.stdin)), sys.stdout)
     except (OutOfMemory, MemoryError) as error:
@@ -201,7 +201,7 @@ def measure_here(case: Case) -> Measurement:
 
 
 def _weights(directory: Path, manifest: Manifest, boundary: Boundary) -> Vector:
-    """What a device receives which trains from a boundary."""
+    """Return the weights that a device receives which trains from a boundary."""
     everything = map_weights(directory / manifest.weights.name, manifest.space)
     if boundary.narrow is not None:
         return take_corners(manifest.space, everything, boundary.space(manifest))
@@ -221,7 +221,7 @@ def _warm_runtime(directory: Path, manifest: Manifest, settings: Settings) -> No
 
 
 def random_inputs(spec: TensorSpec, count: int, vocabulary: int | None) -> np.ndarray[Any, Any]:
-    """Numbers of a tensor's type and shape: small ones, or token ids."""
+    """Draw numbers of a tensor's type and shape: small ones, or token ids."""
     rng = np.random.default_rng(0)
     if spec.dtype == "float32":
         return rng.random((count, *spec.shape), np.float32)
@@ -229,7 +229,7 @@ def random_inputs(spec: TensorSpec, count: int, vocabulary: int | None) -> np.nd
 
 
 def random_labels_of(manifest: Manifest, count: int) -> np.ndarray[Any, Any]:
-    """Labels that the model's loss accepts."""
+    """Draw labels that the model's loss accepts."""
     shape = (count, *manifest.labels.shape)
     most = manifest.output.shape[0] if manifest.loss.name == "cross_entropy" else 2
     return np.random.default_rng(0).integers(0, most, shape).astype(manifest.labels.dtype)

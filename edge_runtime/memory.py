@@ -29,7 +29,7 @@ class Memory:
 
 
 def current_memory() -> Memory | None:
-    """What the process has now; None where the system does not say."""
+    """Measure what the process has now; None where the system does not say."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         resident, anonymous, files, shared, peak = (
@@ -64,10 +64,9 @@ class PeakMeter:
         self._most = [0, 0]
 
     def __enter__(self) -> PeakMeter:
-        with contextlib.suppress(
-            OSError
-        ):  # then the peak is that of the whole process so far, which can only be larger
-            _CLEAR.write_text("5")  # the peak starts anew from what is resident now
+        # The peak starts anew from what is resident now; where it cannot, it is that of the whole process, never less.
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text("5")
         self.before = self.before or current_memory()
         if self.before is not None:
             self._thread.start()
@@ -100,7 +99,7 @@ class PeakMeter:
 
 
 def available_memory() -> tuple[int, str] | None:
-    """(bytes this process may still take, where that is written): the control group's limit or the machine's rest."""
+    """Find (bytes this process may still take, where that is written): the control group's or the machine's rest."""
     found = [limit for limit in (_machine_rest(), *_group_rests()) if limit is not None]
     return min(found) if found else None
 
@@ -116,7 +115,7 @@ def _machine_rest() -> tuple[int, str] | None:
 
 
 def _group_rests() -> list[tuple[int, str] | None]:
-    """Limits of control groups, version 2 (of this process's group and those above) and version 1."""
+    """Read what control groups leave, version 2 (this process's group and those above) and version 1."""
     root = Path("/sys/fs/cgroup")
     try:
         own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

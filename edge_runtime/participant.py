@@ -146,7 +146,7 @@ class _Start:
         return (self._taken_over(received) if exchange.inherit else received), received
 
     def _taken_over(self, received: Vector) -> Vector:
-        """Somebody else's local model, as far as both train it and it was not averaged when the window ended."""
+        """Take over another device's model, as far as both train it and it was not averaged when the window ended."""
         theirs, moved = self.server.inherited()
         parameters: Vector = np.array(received)
         units = self.task.exchange.rule.units(self.manifest.space)

@@ -50,7 +50,7 @@ class RemoteBundle:
         self._sound: set[str] = set()  # graphs that were compared with their hashes
 
     def file(self, ref: FileRef) -> Path:
-        """A graph in the work directory; from the cache, or from the coordinator."""
+        """Put a graph into the work directory, from the cache or from the coordinator."""
         path = self.directory / ref.name
         if ref.sha256 not in self._sound:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,12 +66,12 @@ class RemoteBundle:
         return path
 
     def training_files(self, boundary: Boundary, engine: str) -> None:
-        """Everything that an engine needs for a boundary."""
+        """Fetch everything that an engine needs for a boundary."""
         for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
             self.file(ref)
 
     def weights(self, offer: TaskOffer, where: slice) -> Vector:
-        """A range of the weights of a task's version, mapped from the file."""
+        """Map a range of the weights of a task's version."""
         self.fetch_weights(offer, where)
         path = self.directory / self.manifest.weights.name
         if where.stop == where.start:
@@ -81,7 +81,7 @@ class RemoteBundle:
         )
 
     def fetch_weights(self, offer: TaskOffer, where: slice) -> None:
-        """A range of a version, to its place in the file."""
+        """Fetch a range of a version to its place in the file."""
         start, stop = self.data_start + 4 * where.start, self.data_start + 4 * where.stop
         path = self.directory / self.manifest.weights.name
         path.touch()
@@ -125,7 +125,7 @@ class RemoteServer:
         return self._read({name: part.region}, stream)
 
     def _read(self, tracks: dict[str, Region], stream: Iterator[bytes]) -> Vector:
-        """The first vector of a body, after every check."""
+        """Read the first vector of a body, after every check."""
         decoder, body = UpdateDecoder(Layout(tracks), Limits()), bytearray()
         for chunk in stream:
             decoder.feed(chunk)
@@ -163,7 +163,7 @@ class RemoteSource:
 
 
 def _punch(descriptor: int, offset: int, length: int) -> None:
-    """fallocate(FALLOC_FL_PUNCH_HOLE); where there is no such thing, bytes stay until the next version comes."""
+    """Give a file's bytes back (FALLOC_FL_PUNCH_HOLE); where that cannot be, they stay until the next version comes."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if call is not None and length:
         call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length))

@@ -64,7 +64,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Seconds inside belong to `name`, but for those of parts inside it."""
+        """Count the seconds inside for `name`, but for those of parts inside it."""
         if name not in PARTS and not name.startswith(FORWARD):
             raise KeyError(name)
         self._charge()
@@ -82,7 +82,7 @@ class Stopwatch:
         self._last = now
 
     def timings(self, forward_share: float | None = None) -> Timings:
-        """The account so far; `forward_share` of the training steps' time is their forward part."""
+        """Return the account so far; `forward_share` of the training steps' time is their forward part."""
         self._charge()
         get = self.seconds.get
         training = get("training", 0.0)

@@ -51,7 +51,7 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
 
 
 def _link(source: Path, target: Path) -> None:
-    """Graphs never change: a second name for the same file costs nothing. Where that is not possible, a copy."""
+    """Give a graph, which never changes, a second name; where that is not possible, copy it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)

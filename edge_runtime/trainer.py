@@ -154,7 +154,7 @@ class Trainer:
         self._stored = None
 
     def _engine(self) -> Engine:
-        """The engine as it is now: an agent gives its trainer another source for every task."""
+        """Make the engine anew: an agent gives its trainer another source for every task."""
         if isinstance(self.engine, str):
             return OnnxEngine(self.directory, self.source, self.engine, self.settings)
         return self.engine
@@ -170,7 +170,7 @@ class Trainer:
         return min(task.batch, len(self.samples))
 
     def _prepare(self, task: Task, covered: Coverage, watch: Stopwatch) -> None:
-        """Fresh activations first, the session afterwards: with little memory they are not held at the same time."""
+        """Store fresh activations first, open the session afterwards: with little memory both do not fit at once."""
         boundary, graphs = covered.boundary, tuple(graph.name for graph in covered.graphs)
         if boundary.layer and not self._still_good(task, boundary):
             if self.settings.profile == "low_memory":
@@ -272,7 +272,7 @@ class Trainer:
         x: NDArray[Any],
         labels: NDArray[Any],
     ) -> None:
-        """One batch into the memory that the session is bound to."""
+        """Read one batch into the memory that the session is bound to."""
         if boundary.layer:
             assert self._stored is not None
             self._stored.rows.read(indices, x)
@@ -284,7 +284,7 @@ class Trainer:
 
 
 def batches(count: int, batch: int, task: Task) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """(epoch, samples) of each step: epoch after epoch in a new order, full batches only."""
+    """Yield (epoch, samples) of each step: epoch after epoch in a new order, full batches only."""
     done = 0
     for number in range(task.steps):
         epoch = task.round * _EPOCHS + number // max(1, count // batch)
@@ -295,6 +295,6 @@ def batches(count: int, batch: int, task: Task) -> Iterator[tuple[int, NDArray[n
 
 
 def step_seed(task: Task, number: int) -> int:
-    """The seed of a step's dropout masks: the same for every engine."""
+    """Derive the seed of a step's dropout masks: the same for every engine."""
     bits = sample_bits(task.seed, task.round, np.array([number], np.int64), _DROPOUT)
     return int(bits[0] >> np.uint64(33))

@@ -13,7 +13,7 @@ from federation.errors import InputError
 
 
 def import_file(path: Path, refusal: type[InputError] = InputError) -> ModuleType:
-    """The module; `refusal` says why there is none."""
+    """Import the file as a module; `refusal` says why there is none."""
     if not path.is_file():
         raise refusal(f"no such file: {path}")
     spec = importlib.util.spec_from_file_location(f"embrace_user_{path.stem}", path)
@@ -31,7 +31,7 @@ def import_file(path: Path, refusal: type[InputError] = InputError) -> ModuleTyp
 
 @contextlib.contextmanager
 def neighbours(path: Path) -> Iterator[None]:
-    """The file may import those beside it, also later, in a function."""
+    """Let the file import those beside it, also later, in a function."""
     folder = str(path.parent.resolve())
     sys.path.insert(0, folder)
     try:

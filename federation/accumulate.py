@@ -63,7 +63,7 @@ class Mass:
         return Mass(self.count + other.count, self.weight + other.weight, self.lengths + other.lengths)
 
     def divisor(self, shift: int) -> float:
-        """By what a sum is divided: (Σ w)² / Σ w·a, on the grid."""
+        """Compute by what a sum is divided: (Σ w)² / Σ w·a, on the grid."""
         return float(self.weight**2 / self.lengths * Fraction(2) ** shift)
 
 
@@ -157,24 +157,24 @@ class Accumulator:
         self._squares = [a + b for a, b in zip(self._squares, other._squares)]
 
     def count(self, layer: int) -> int:
-        """Updates that had this layer, or a part of it."""
+        """Count the updates that had this layer, or a part of it."""
         return self._mass(layer).count
 
     def weight(self, layer: int) -> float:
-        """Sum of their weights; 0: nobody trained it, and `mean` is zero there."""
+        """Return the sum of their weights; 0: no device trained it, and `mean` is zero there."""
         return float(self._mass(layer).weight)
 
     def length(self, layer: int) -> float:
-        """The mean of the lengths: Σ w·a / Σ w."""
+        """Compute the mean of the lengths: Σ w·a / Σ w."""
         mass = self._mass(layer)
         return float(mass.lengths / mass.weight) if mass.weight else 1.0
 
     def squares(self, layer: int) -> float:
-        """Sum of w·|x|² over them, rounded once from the exact sum."""
+        """Return the sum of w·|x|² over them, rounded once from the exact sum."""
         return float(self._squares[layer])
 
     def trained(self, at: slice) -> NDArray[np.bool_] | None:
-        """Which elements of a slice of one layer anybody had; None: all of them."""
+        """Tell which elements of a slice of one layer were in an update; None: all of them."""
         layer = self._layer_at(at)
         masses = {part: mass for part, mass in self._masses[layer].items() if mass.weight}
         if any(self._is_whole(layer, part) for part in masses):
@@ -182,12 +182,12 @@ class Accumulator:
         return np.asarray(self._kinds(masses, at) > 0)
 
     def sum(self, at: slice, out: Doubles | None = None) -> Doubles:
-        """Sum of w·x (of w·x/a, where lengths were given) for a slice of the flat vector."""
+        """Return the sum of w·x (of w·x/a, where lengths were given) for a slice of the flat vector."""
         self._must_be_whole()
         return np.multiply(self._sums[at], self.resolution, out=out)
 
     def mean(self, at: slice = slice(None), out: Doubles | None = None) -> Doubles:
-        """Sum of w·x by sum of w for a slice of the flat vector; zeros where there is no weight."""
+        """Divide the sum of w·x by that of w for a slice of the flat vector; zeros where there is no weight."""
         self._must_be_whole()
         start, stop, step = at.indices(self._sums.size)
         if step != 1:
@@ -201,7 +201,7 @@ class Accumulator:
         return out
 
     def dump(self) -> tuple[dict[str, Any], Sums]:
-        """The state as (JSON, the live array), for another process to load."""
+        """Return the state as (JSON, the live array), for another process to load."""
         self._must_be_whole()
         header = {
             "max_value": self.max_value,
@@ -213,7 +213,7 @@ class Accumulator:
 
     @classmethod
     def load(cls, space: ParameterSpace, header: Mapping[str, Any], sums: Sums) -> Accumulator:
-        """What was dumped; the array is copied."""
+        """Load what was dumped; the array is copied."""
         made = cls(space, max_value=header["max_value"], max_weight=header["max_weight"])
         if sums.shape != made._sums.shape or len(header["masses"]) != len(made._ends):
             raise InputError("the sums are those of another model")

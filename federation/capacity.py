@@ -30,7 +30,7 @@ class Memory:
 
 
 def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> float:
-    """The papers' capacity of a boundary, relative to training everything."""
+    """Compute the papers' capacity of a boundary, relative to training everything."""
     size = batch or manifest.batch
     everything = sum(layer.activations for layer in manifest.layers)
     full = manifest.weights_from(0) + everything * size
@@ -38,13 +38,13 @@ def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -
 
 
 def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> Memory:
-    """Bytes of each part; statistics count like weights, except that no momentum is kept for them."""
+    """Predict the bytes of each part; statistics count like weights, except that no momentum is kept for them."""
     weights, statistics = manifest.weights_of(boundary), manifest.statistics_of(boundary)
     return memory_for(weights, statistics, boundary.activations * (batch or manifest.batch))
 
 
 def memory_for(weights: int, statistics: int, activations: int) -> Memory:
-    """Bytes of training so many elements while so many activations are kept."""
+    """Predict the bytes of training so many elements while so many activations are kept."""
     return Memory(
         parameters=FLOAT_BYTES * (weights + statistics),
         gradients=FLOAT_BYTES * (weights + statistics),
@@ -54,12 +54,12 @@ def memory_for(weights: int, statistics: int, activations: int) -> Memory:
 
 
 def forward_macs(manifest: Manifest, boundary: Boundary) -> int:
-    """Multiply-accumulates per sample of the frozen layers: paid once, when the activations are stored."""
+    """Count multiply-accumulates per sample of the frozen layers: paid once, when the activations are stored."""
     return sum(layer.macs for layer in manifest.layers[: boundary.layer])
 
 
 def training_macs(manifest: Manifest, boundary: Boundary) -> int:
-    """Multiply-accumulates per sample of one training step: forward, weight gradients, input gradients.
+    """Count multiply-accumulates per sample of one training step: forward, weight gradients, input gradients.
 
     An estimate: each of the three costs about as much as the forward pass, and the first trained layer needs no
     input gradient (if it is a block, only its first operators are without). `last_steps` is not taken into account.

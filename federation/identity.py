@@ -16,7 +16,7 @@ _SEED_BITS = 53  # what a number in JSON holds exactly everywhere
 
 
 def device_id(name: str, taken: Callable[[str], bool]) -> str:
-    """The id of a new device: the hash of its name; if somebody has that, of its name and a counter.
+    """Make the id of a new device: the hash of its name; if another device has that, of its name and a counter.
 
     >>> device_id("kitchen-pi", lambda known: False)
     '83d9012691ea'
@@ -25,7 +25,7 @@ def device_id(name: str, taken: Callable[[str], bool]) -> str:
 
 
 def task_seed(plan_seed: int, device: str) -> int:
-    """The seed of all tasks of a device in a job: whoever else takes part does not change it."""
+    """Derive the seed of all tasks of a device in a job: which other devices take part does not change it."""
     return int.from_bytes(_hash(f"embrace task {plan_seed} {device}")[:8], "big") >> (64 - _SEED_BITS)
 
 

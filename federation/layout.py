@@ -66,7 +66,7 @@ class Layout:
         return self.order(self.offsets, 0)
 
     def order(self, offsets: Mapping[str, int], start: int) -> Order:
-        """Where everything is in a body whose data begins at a byte, and whose tensors at these bytes of it."""
+        """Find every piece in a body whose data begins at byte `start`, and each tensor at its offset in it."""
         places = {
             track: tuple(
                 (start + offsets[_named(track, piece.parameter).name], piece.run)
@@ -79,7 +79,7 @@ class Layout:
 
 
 def layers_layout(space: ParameterSpace, first_layer: int, end: int | None = None) -> Layout:
-    """A body with the model's layers [first_layer, end) alone."""
+    """Describe a body with the model's layers [first_layer, end) alone."""
     count = len(space.layers)
     if not 0 <= first_layer < (count if end is None else end) <= count:
         raise InputError(f"there are no layers [{first_layer}, {end}); the model has {count}")

@@ -115,14 +115,14 @@ class Boundary:
         return self.layer == 0 and self.last_steps is None and self.narrow is None
 
     def space(self, manifest: Manifest) -> ParameterSpace:
-        """The parameters its graphs work on: all layers of the model, with the narrow shapes if it is narrow."""
+        """Return the parameters its graphs work on: all layers of the model, with the narrow shapes if it is narrow."""
         if self.narrow is None:
             return manifest.space
         return narrow_space([layer.parameters for layer in manifest.layers], self.narrow)
 
 
 def narrow_name(first_layer: str, width: float) -> str:
-    """What a narrow boundary is called."""
+    """Name a narrow boundary."""
     return f"{first_layer}@{width:g}"
 
 
@@ -191,7 +191,7 @@ class Manifest:
         raise BundleError(f"{self.name!r} has no boundary that trains the whole model; export it again")
 
     def boundary(self, name: str) -> Boundary:
-        """A boundary by its own name or by a tier's name."""
+        """Find a boundary by its own name or by a tier's name."""
         wanted = self.tiers.get(name, name)
         for boundary in self.boundaries:
             if boundary.name == wanted:
@@ -200,28 +200,28 @@ class Manifest:
         raise BundleError(f"no boundary or tier named {name!r}; this bundle has: {known}")
 
     def weights_from(self, layer: int) -> int:
-        """Number of trainable elements from a layer to the output (p in the papers)."""
+        """Count the trainable elements from a layer to the output (p in the papers)."""
         return self._count(layer, "weight")
 
     def statistics_from(self, layer: int) -> int:
         return self._count(layer, "statistic")
 
     def weights_of(self, boundary: Boundary) -> int:
-        """Number of elements that training from a boundary changes by their gradients."""
+        """Count the elements that training from a boundary changes by their gradients."""
         return self._count(boundary.layer, "weight", boundary.narrow)
 
     def statistics_of(self, boundary: Boundary) -> int:
         return self._count(boundary.layer, "statistic", boundary.narrow)
 
     def _count(self, first_layer: int, kind: Kind, narrow: Shapes | None = None) -> int:
-        """Asked for every device of a large fleet, so without making a space."""
+        """Count elements of one kind without making a space: asked for every device of a large fleet."""
         if narrow is None:
             return sum(p.size for layer in self.layers[first_layer:] for p in layer.parameters if p.kind == kind)
         pairs = zip((p for layer in self.layers for p in layer.parameters), (s for own in narrow for s in own))
         return sum(math.prod(shape) for parameter, shape in pairs if parameter.kind == kind)
 
     def files(self) -> list[FileRef]:
-        """Every file of the bundle but the manifest itself."""
+        """List every file of the bundle but the manifest itself."""
         found = [self.weights, *(layer.forward for layer in self.layers)]
         for boundary in self.boundaries:
             found += [boundary.train] if boundary.train else []
@@ -230,7 +230,7 @@ class Manifest:
 
 
 def dumps(manifest: Manifest) -> str:
-    """JSON text, the same bytes for the same manifest; what was added to version 1 later is there if it is used."""
+    """Write JSON, the same bytes for the same manifest; what was added to version 1 later is there if it is used."""
     return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
 
 

@@ -22,7 +22,7 @@ Shapes = Sequence[Sequence[tuple[int, ...]]]
 
 
 def narrow_space(layers: Sequence[Sequence[Parameter]], shapes: Shapes) -> ParameterSpace:
-    """The same parameters with the narrow shapes; an error if one does not fit into its corner, or none is given."""
+    """Give the same parameters narrow shapes; an error if one does not fit into its corner, or none is given."""
     if len(shapes) != len(layers):
         raise InputError(f"expected narrow shapes for {len(layers)} layers, got {len(shapes)}")
     narrow = []
@@ -40,7 +40,7 @@ def narrow_space(layers: Sequence[Sequence[Parameter]], shapes: Shapes) -> Param
 
 
 def fits(narrow: Sequence[int], wide: Sequence[int]) -> bool:
-    """Whether a tensor may be the corner of another."""
+    """Tell whether a tensor may be the corner of another."""
     pairs = list(zip(narrow, wide, strict=False))
     return (
         len(narrow) == len(wide)
@@ -50,19 +50,19 @@ def fits(narrow: Sequence[int], wide: Sequence[int]) -> bool:
 
 
 def corner(tensor: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-    """The part of a wide tensor that a narrow one is; a view."""
+    """View the part of a wide tensor that a narrow one is."""
     return tensor[tuple(slice(size) for size in shape)]
 
 
 def corners(wide: ParameterSpace, vector: Vector, narrow: ParameterSpace) -> Iterator[tuple[str, NDArray[Any]]]:
-    """For every narrow parameter its name and its corner in a vector of the wide space; views."""
+    """Yield every narrow parameter's name and its corner in a vector of the wide space, as a view."""
     views = wide.views(vector)
     for parameter in narrow:
         yield parameter.name, corner(views[parameter.name], parameter.shape)
 
 
 def take_corners(wide: ParameterSpace, vector: Vector, narrow: ParameterSpace) -> Vector:
-    """A vector of the narrow space with the wide one's values."""
+    """Make a vector of the narrow space with the wide one's values."""
     found = np.empty(narrow.size, np.float32)
     targets = narrow.views(found)
     for name, value in corners(wide, vector, narrow):

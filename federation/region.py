@@ -41,7 +41,7 @@ class Run:
         return self.start + (self.rows - 1) * self.stride + self.length
 
     def view(self, vector: NDArray[np.generic], origin: int = 0) -> NDArray[np.generic]:
-        """The elements in place, (rows, length); the vector begins at element `origin`."""
+        """View the elements in place, (rows, length); the vector begins at element `origin`."""
         first = self.start - origin
         if self.rows == 1:
             return vector[first : first + self.length].reshape(1, self.length)
@@ -50,7 +50,7 @@ class Run:
         return as_strided(part, (self.rows, self.length), (self.stride * step, step))
 
     def chunks(self, size: int = CHUNK) -> Iterator[Run]:
-        """The same elements in order, in runs of at most about `size` of them."""
+        """Cut into runs of at most about `size` elements, in order."""
         if self.rows == 1:
             for start in range(0, self.length, size):
                 length = min(size, self.length - start)
@@ -143,7 +143,7 @@ class Region:
         return Region(tuple(layers))
 
     def gather(self, vector: Vector, origin: int = 0) -> Vector:
-        """Its elements of a vector that begins at element `origin`; a plain slice is a view, not a copy."""
+        """Take its elements from a vector that begins at element `origin`; a plain slice is a view, not a copy."""
         if (where := self.plain) is not None:
             return vector[where.start - origin : where.stop - origin] if self.size else np.zeros(0, np.float32)
         found, done = np.empty(self.size, np.float32), 0
@@ -162,7 +162,7 @@ class Region:
             done += run.size
 
     def inside(self, outer: Region) -> Region:
-        """The same elements, placed as in the vector that `outer` gathers; it must hold all of them.
+        """Place the same elements as in the vector that `outer` gathers; it must hold all of them.
 
         What both gather from the model's vector is the same: `outer.gather(x)` and then this, or this region of x.
         """
@@ -176,22 +176,22 @@ class Region:
         return Region(tuple(layers))
 
     def only(self, kind: str) -> Region:
-        """The weights of it, or the statistics."""
+        """Keep its weights only, or its statistics."""
         return Region(tuple(tuple(p for p in layer if p.parameter.kind == kind) for layer in self.layers))
 
 
 def whole(space: ParameterSpace) -> Region:
-    """Everything."""
+    """Take every parameter of every layer."""
     return of_layers(space, range(len(space.layers)))
 
 
 def of_layers(space: ParameterSpace, layers: Collection[int]) -> Region:
-    """Some layers, entirely."""
+    """Take some layers, entirely."""
     return Region(tuple(_layer(space, index) if index in layers else () for index in range(len(space.layers))))
 
 
 def channel_part(space: ParameterSpace, part: int, parts: int) -> Region:
-    """The `part`-th of so many slices of the rows of every parameter; together they are everything, each element once.
+    """Take the `part`-th of `parts` slices of every parameter's rows; together they have each element once.
 
     What has fewer rows than there are parts is missing in some of them.
     """
@@ -206,7 +206,7 @@ def channel_part(space: ParameterSpace, part: int, parts: int) -> Region:
 
 
 def box(space: ParameterSpace, shapes: Sequence[Sequence[Sequence[int]]]) -> Region:
-    """The first channels of every parameter: a model of the same layers with these shapes."""
+    """Take the first channels of every parameter: a model of the same layers with these shapes."""
     layers = []
     for wide, narrow in zip(whole(space).layers, shapes, strict=True):
         layers.append(tuple(_prefix(piece, tuple(shape)) for piece, shape in zip(wide, narrow, strict=True)))

@@ -73,22 +73,22 @@ class ParameterSpace:
             yield from layer
 
     def slice_of(self, name: str) -> slice:
-        """Where one parameter lies in the flat vector."""
+        """Find one parameter in the flat vector."""
         try:
             return self._slices[name]
         except KeyError:
             raise InputError(f"no parameter named {name!r} in this model") from None
 
     def layer(self, index: int) -> slice:
-        """Where one layer lies in the flat vector."""
+        """Find one layer in the flat vector."""
         return slice(self._starts[index], self._starts[index + 1])
 
     def suffix(self, first_layer: int) -> slice:
-        """Everything from one layer to the output: what a device that starts there trains."""
+        """Find everything from one layer to the output: what a device that starts there trains."""
         return slice(self._starts[first_layer], self.size)
 
     def views(self, vector: Vector, *, start: int = 0) -> dict[str, Vector]:
-        """Named, shaped views into a flat vector that begins at element `start` of the space; nothing is copied."""
+        """View a flat vector that begins at element `start` of the space as named tensors; nothing is copied."""
         end = start + vector.size
         if vector.ndim != 1 or vector.dtype != np.float32 or end > self.size:
             raise InputError(
@@ -103,7 +103,7 @@ class ParameterSpace:
         return found
 
     def flatten(self, tensors: Mapping[str, Vector]) -> Vector:
-        """The flat vector of named tensors, checked for completeness and shape."""
+        """Join named tensors to the flat vector; all must be there and have their shapes."""
         vector = np.empty(self.size, np.float32)
         for parameter in self:
             tensor = tensors.get(parameter.name)

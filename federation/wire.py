@@ -80,12 +80,12 @@ class CheckedUpdate:
 
 
 def encode_layers(space: ParameterSpace, first_layer: int, vector: Vector, *, end: int | None = None) -> Body:
-    """The body of some layers; `vector` is their slice of the flat vector."""
+    """Write the body of some layers; `vector` is their slice of the flat vector."""
     return encode({MODEL: (layers_layout(space, first_layer, end).tracks[MODEL], vector)})
 
 
 def encode(vectors: Mapping[str, tuple[Region, Vector]]) -> Body:
-    """The body, piece by piece; the vectors have the regions' elements in order, and are not copied."""
+    """Write a body, piece by piece; the vectors have the regions' elements in order, and are not copied."""
     for track, (region, vector) in vectors.items():
         if vector.shape != (region.size,) or vector.dtype != np.float32:
             raise InputError(f"{track}: expected {region.size} float32 values, got {vector.dtype} {vector.shape}")
@@ -124,7 +124,7 @@ class UpdateDecoder:
                 self._step(whole)
 
     def finish(self) -> CheckedUpdate:
-        """What was found, now that nothing more comes."""
+        """Return what was found, once nothing more comes."""
         if self._result is None:
             missing = self._wanted - len(self._rest)
             raise WireError(self._failure or f"the body ends too early; expected at least {missing} more bytes")
@@ -141,7 +141,7 @@ class UpdateDecoder:
 
 
 def check_data(layout: Layout, limits: Limits, data: bytes) -> CheckedUpdate:
-    """What a decoder finds in a body with the layout's own header, from its data alone; places count from there."""
+    """Check the data of a body that has the layout's own header, without the header; places count from there."""
     if len(data) != 4 * layout.space.size:
         raise WireError(f"the data has {len(data)} bytes; expected {4 * layout.space.size}")
     steps, rest = _check_data(layout, limits, layout.bare), memoryview(data)
@@ -156,7 +156,7 @@ def check_data(layout: Layout, limits: Limits, data: bytes) -> CheckedUpdate:
 
 
 def _check(layout: Layout, limits: Limits) -> Steps:
-    """The checks, in the order of the bytes."""
+    """Check a body, in the order of its bytes."""
     try:
         length = header_length((yield PREFIX), limits.max_header_bytes)
         order = _read_order((yield length), layout, limits)
@@ -166,7 +166,7 @@ def _check(layout: Layout, limits: Limits) -> Steps:
 
 
 def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
-    """The checks of the values."""
+    """Check the values."""
     part, tracks, owner = layout.space, layout.tracks, layout.owners
     pieces = _pieces(part, order.offsets)
     squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
@@ -209,7 +209,7 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
 
 
 def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
-    """(elements of the model's flat vector, their values) in ascending order; good until the next block."""
+    """Read (elements of the model's flat vector, their values) in ascending order; good until the next block."""
     raw = np.empty(4 * block, np.uint8)
     for offset, run in _runs(track.places):
         file.seek(offset)
@@ -221,7 +221,7 @@ def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iter
 
 
 def within(track: CheckedTrack, region: Region) -> CheckedTrack:
-    """The part of a checked vector that lies in a region; sums of squares are those of layers that do so entirely."""
+    """Cut a checked vector down to a region; sums of squares stay for layers that lie in it entirely."""
     common = track.region & region
     if common == track.region:
         return track
@@ -239,7 +239,7 @@ def within(track: CheckedTrack, region: Region) -> CheckedTrack:
 
 
 def _runs(places: Iterable[Place]) -> Iterator[Place]:
-    """Pieces that are neighbours in the file and in the vector become one."""
+    """Join pieces that are neighbours in the file and in the vector."""
     begin, last = 0, Run(0, 1, 0, 0)
     for offset, run in places:
         if run.rows == last.rows == 1 and (offset, run.start) == (begin + 4 * last.length, last.stop):
@@ -258,7 +258,7 @@ def _bound(most: float | None) -> float:
 
 
 def _pieces(part: ParameterSpace, offsets: Mapping[str, int]) -> Iterator[Piece]:
-    """In the order of the data."""
+    """Cut the tensors, in the order of the data, into pieces of one layer, one kind and at most DOT elements."""
     tensors = {p.name: ((index, p.kind), p.size) for index, layer in enumerate(part.layers) for p in layer}
     begin = 0
     for (layer, kind), run in groupby((tensors[name] for name in offsets), lambda tensor: tensor[0]):

@@ -28,7 +28,7 @@ def accepted_names() -> str:
 
 
 def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
-    """Inputs, labels, and how the inputs are stored."""
+    """Read inputs, labels, and how the inputs are stored."""
 
     def choose(found: set[str]) -> tuple[str, ...]:
         pair = next((pair for pair in PAIRS if found >= set(pair)), None)
@@ -41,7 +41,7 @@ def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
 
 
 def read_arrays(path: Path, name: str, wanted: Sequence[str]) -> list[Array]:
-    """The arrays of these names; a DataError lists those that are not there."""
+    """Read the arrays of these names; a DataError lists those that are not there."""
 
     def choose(found: set[str]) -> Sequence[str]:
         if missing := [key for key in wanted if key not in found]:
@@ -111,7 +111,7 @@ def _decompress(archive: zipfile.ZipFile, member: zipfile.ZipInfo, what: str) ->
 
 
 def _read_header(stream: IO[bytes], what: str) -> tuple[Header, int]:
-    """The header of an array, and how many bytes it takes."""
+    """Read the header of an array, and how many bytes it takes."""
     start = stream.tell()
     try:
         version = npy.read_magic(stream)

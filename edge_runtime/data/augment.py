@@ -45,7 +45,7 @@ class Augmentation:
             raise InputError(f"augmentation crop={self.crop} can push an image of {shape[1]}×{shape[2]} out of sight")
 
     def apply(self, batch: NDArray[Any], indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[Any]:
-        """The batch (N×C×H×W, floats) with every sample's own changes; the argument stays as it is."""
+        """Change every sample of a batch (N×C×H×W, floats) in its own way; the argument stays as it is."""
         if not self:
             return batch
         self.check(batch.shape[1:])
@@ -73,7 +73,7 @@ class Augmentation:
 
 
 def parse_augmentation(text: str) -> Augmentation:
-    """What a command line says: "crop=4,flip"; nothing or "none" is none."""
+    """Parse what a command line says: "crop=4,flip"; nothing or "none" is none."""
     found: dict[str, Any] = {}
     for part in [] if text.strip() in ("", "none") else text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))

@@ -45,7 +45,7 @@ class InputFit:
         return self.stored_dtype == np.uint8 and self.dtype.kind == "f"
 
     def convert(self, raw: Array) -> Array:
-        """Inputs of the model, contiguous, in memory of their own unless nothing had to change."""
+        """Make inputs of the model: contiguous, in memory of their own unless nothing had to change."""
         moved = np.moveaxis(raw, -1, 1) if self.channels_last else raw.reshape(len(raw), *self.shape)
         if self.scaled:  # the type is stated: numpy 1 would compute in float16
             return np.divide(moved, 255, out=np.empty(moved.shape, self.dtype), dtype=self.dtype, casting="unsafe")
@@ -53,7 +53,7 @@ class InputFit:
             return np.ascontiguousarray(moved, self.dtype)
 
     def describe(self) -> str:
-        """For a report: uint8 28×28 → float32 1×28×28, divided by 255."""
+        """Describe it for a report: uint8 28×28 → float32 1×28×28, divided by 255."""
         stored = f"{self.stored_dtype} {shape_text(self.stored)}"
         taken = f"{self.dtype} {shape_text(self.shape)}"
         return (stored if stored == taken else f"{stored} → {taken}") + (", divided by 255" if self.scaled else "")
@@ -68,7 +68,7 @@ def same_but_for_ones(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
 
 
 def fit_inputs(name: str, rows: Rows, manifest: Manifest) -> InputFit:
-    """How these samples fit the model; a DataError shows what they are and what it takes."""
+    """Find how these samples fit the model; a DataError shows what they are and what it takes."""
     wanted, dtype = manifest.input.shape, np.dtype(manifest.input.dtype)
     if not rows.shape:
         raise DataError(f"{name}: the inputs are a single number, expected an array whose first axis counts samples")
@@ -118,7 +118,7 @@ def check_inputs(name: str, rows: Rows, fit: InputFit, manifest: Manifest) -> No
 
 
 def chunks(rows: Rows) -> Iterator[tuple[int, Array]]:
-    """(number of the first sample, some samples) until all were seen."""
+    """Yield (number of the first sample, some samples) until all were seen."""
     each = max(1, math.prod(rows.shape[1:]) * rows.dtype.itemsize)
     step = max(1, _CHUNK_BYTES // each)
     for start in range(0, rows.shape[0], step):
@@ -126,7 +126,7 @@ def chunks(rows: Rows) -> Iterator[tuple[int, Array]]:
 
 
 def first_bad(chunk: Array, bad: NDArray[np.bool_]) -> tuple[int, Any]:
-    """The first sample with a bad value, and that value."""
+    """Find the first sample with a bad value, and that value."""
     flat = bad.reshape(len(bad), -1)
     row = int(flat.any(1).argmax())
     return row, chunk.reshape(flat.shape)[row, flat[row].argmax()].item()

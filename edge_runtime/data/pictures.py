@@ -61,7 +61,7 @@ class Pictures:
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """Sixteen bits of grey become their upper eight: Pillow itself would make all but the darkest white."""
+    """Take the upper eight of sixteen bits of grey: Pillow itself would make all but the darkest white."""
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")  # as Pillow asks for
     if not image.mode.startswith(("I", "F")):
@@ -75,7 +75,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def read_folder(folder: Path, name: str, manifest: Manifest) -> tuple[Pictures, Array, list[str]]:
-    """Images, class numbers, names of the classes."""
+    """Find images, class numbers and names of the classes."""
     shape = _image_shape(manifest, name)
     names = sorted((entry.name for entry in _entries(folder) if entry.is_dir()), key=_class_order)
     expected = class_count(manifest)
@@ -118,6 +118,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _class_order(name: str) -> tuple[bool, int, str]:
-    """Numbers first, by their value: 2 before 10."""
+    """Sort numbers first, by their value: 2 before 10."""
     number = name.isascii() and name.isdigit()
     return not number, int(name) if number else 0, name

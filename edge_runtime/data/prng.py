@@ -17,14 +17,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def shuffled(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The numbers from 0 to n - 1 in an order that depends on the seed and the epoch."""
+    """Shuffle the numbers from 0 to n - 1; the order depends on the seed and the epoch."""
     key = np.array([int(seed) & _MASK, int(epoch) & _MASK], np.uint64)
     bits = np.atleast_1d(np.random.Philox(key=key).random_raw(n))
     return np.argsort(bits, kind="stable").astype(np.int64)
 
 
 def sample_bits(seed: int, epoch: int, indices: NDArray[np.int64], draw: int) -> Bits:
-    """64 random bits for each sample: the hash of (seed, epoch, sample, draw), whatever else is in the batch."""
+    """Draw 64 random bits for each sample: the hash of (seed, epoch, sample, draw), whatever else is in the batch."""
     prefix = np.uint64(0)
     for number in (seed, epoch, draw):
         prefix = _mix(np.array([(int(prefix) + int(number) + _GOLDEN) & _MASK], np.uint64))[0]
@@ -33,13 +33,13 @@ def sample_bits(seed: int, epoch: int, indices: NDArray[np.int64], draw: int) ->
 
 
 def below(bits: Bits, limit: int) -> NDArray[np.int64]:
-    """Even numbers from 0 to limit - 1 out of random bits; `limit` is far below 2^32."""
+    """Turn random bits into equally likely numbers from 0 to limit - 1; `limit` is far below 2^32."""
     numbers: NDArray[np.int64] = (((bits >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
     return numbers
 
 
 def _mix(z: Bits) -> Bits:
-    """SplitMix64's finaliser; arithmetic of arrays wraps around without a warning."""
+    """Apply SplitMix64's finaliser; arithmetic of arrays wraps around without a warning."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)

@@ -59,12 +59,12 @@ class Samples:
         return self._targets.are_classes(self.labels)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Inputs and labels of some samples, by their numbers in this view, as the training graph takes them."""
+        """Read inputs and labels of some samples, by their numbers in this view, as the training graph takes them."""
         rows = np.asarray(indices, np.int64) if self._chosen is None else self._chosen[indices]
         return self._fit.convert(np.asarray(self._rows[rows])), self._targets.take(rows)
 
     def split(self, fraction: float, seed: int) -> tuple[Samples, Samples]:
-        """(for training, held out): views; about `fraction` of the samples is held out, the same share of each class.
+        """Split into views (for training, held out); about `fraction` is held out, the same share of each class.
 
         A class with a single sample stays in training. A fraction of 0 holds nothing out.
         """
@@ -83,7 +83,7 @@ class Samples:
         return self._view(np.flatnonzero(~mask)), self._view(np.flatnonzero(mask))
 
     def describe(self) -> dict[str, Any]:
-        """For reports: how many, of which classes (null if labels are no classes), how stored and converted."""
+        """Report how many there are, of which classes (null if labels are no classes), how stored and converted."""
         classes: dict[str, int] | None = None
         if self.are_classes:
             values, counts = np.unique(self.labels, return_counts=True)
@@ -116,7 +116,7 @@ def from_arrays(
     about: Mapping[str, Any] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Samples:
-    """Samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions."""
+    """Make samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions."""
     fit = fit_inputs(name, inputs, manifest)
     targets = fit_targets(name, labels, inputs.shape[0], manifest)
     check_inputs(name, inputs, fit, manifest)

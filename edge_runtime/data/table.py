@@ -34,14 +34,14 @@ class Layout:
     skip: int  # lines in front of the data
 
     def column(self, number: int) -> str:
-        """For a message; columns are counted from 1, as lines are."""
+        """Name a column for a message; columns are counted from 1, as lines are."""
         return f"column {number + 1}" + (f" ({self.names[number]})" if self.names else "")
 
 
 def read_table(
     path: Path, name: str, manifest: Manifest, label: str | None
 ) -> tuple[Array, Array, list[str] | None, str]:
-    """Features, labels, names of the classes if they are text, and which column the labels are."""
+    """Read features, labels, names of the classes if they are text, and which column the labels are."""
     try:
         layout = _read_layout(path, name, label)
         features, texts, codes = _read_columns(path, name, layout, np.dtype(manifest.input.dtype))
@@ -91,7 +91,7 @@ def _label_column(name: str, label: str | None, cells: list[str], known: int | N
 
 
 def _read_columns(path: Path, name: str, layout: Layout, dtype: np.dtype[Any]) -> tuple[Array, dict[str, int], Array]:
-    """Features; every different label with its code; the code of each line's label."""
+    """Read features; every different label with its code; the code of each line's label."""
     texts: dict[str, int] = {}
     codes = array("q")
 
@@ -130,18 +130,17 @@ def _read_columns(path: Path, name: str, layout: Layout, dtype: np.dtype[Any]) -
 def _label_numbers(
     path: Path, name: str, layout: Layout, texts: list[str], manifest: Manifest
 ) -> tuple[Array, list[str] | None]:
-    """The number of every different label: what it says, or else the place of the class's name among all."""
+    """Number every different label: what it says, or else the place of the class's name among all."""
     words = [text for text in texts if not _is_number(text)]
     expected = class_count(manifest)
-    if words and (len(words) < len(texts) or expected is None or "" in words):
+    if not words:
+        return np.array([float(text) for text in texts], np.float64), None
+    if len(words) < len(texts) or expected is None or "" in words:
         wanted = "a class" if expected is not None and len(words) == len(texts) else "a number"
         word = min(words)
         where = (line for line, cells in _lines(path, layout) if cells[layout.label].strip() == word)
         line = next(where, "?")  # unless the two readers take its quotes differently
         raise DataError(f"{name}: line {line}, {layout.column(layout.label)}: expected {wanted}, got {word!r}")
-    if not words:
-        return np.array([float(text) for text in texts], np.float64), None
-    assert expected is not None
     names = sorted(words)
     check_class_names(name, "names of classes", names, expected, manifest, "or write numbers instead of names")
     places = {each: place for place, each in enumerate(names)}

@@ -29,7 +29,7 @@ class Targets:
     ignored: int | None
 
     def take(self, indices: NDArray[np.int64] | slice) -> Array:
-        """Labels of some samples, as the training graph takes them."""
+        """Read labels of some samples, as the training graph takes them."""
         chosen = np.asarray(self.raw[indices])
         return np.ascontiguousarray(chosen.reshape(len(chosen), *self.shape), self.dtype)
 
@@ -43,14 +43,14 @@ class Targets:
 
 
 def class_count(manifest: Manifest) -> int | None:
-    """How many classes a sample can belong to; None if its label is something else."""
+    """Count the classes a sample can belong to; None if its label is something else."""
     if math.prod(manifest.labels.shape) != 1:
         return None
     return {"cross_entropy": manifest.output.shape[0], "bce_with_logits": 2}.get(manifest.loss.name)
 
 
 def check_class_names(name: str, what: str, found: list[str], expected: int, manifest: Manifest, remedy: str) -> None:
-    """Names get numbers by their order, which devices share only if each of them has all the names."""
+    """Refuse class names unless all are there: they get numbers by their order, which devices have to share."""
     if len(found) != expected:
         shown = " ".join(", ".join(found[:10]).split())[:200] + (", …" if len(found) > 10 else "")
         raise DataError(

@@ -17,7 +17,7 @@ MOST_BYTES = 2 << 30  # of batches that are put together in memory
 
 
 def read_user_file(reference: str) -> tuple[Array, Array]:
-    """Inputs and labels: arrays, or batches that are put together."""
+    """Get inputs and labels: arrays, or batches that are put together."""
     path_text, _, name = reference.rpartition(":")
     path = Path(path_text)
     found = _find(path, name)
@@ -41,7 +41,7 @@ def _find(path: Path, name: str) -> Any:
 
 
 def _as_pair(given: Any) -> tuple[Any, Any] | None:
-    """(inputs, labels) if that is what it is; two batches are not."""
+    """Take it as (inputs, labels) if that is what it is; two batches are not."""
     if isinstance(given, Mapping):
         for inputs, labels in PAIRS:
             if inputs in given and labels in given:
@@ -53,12 +53,12 @@ def _as_pair(given: Any) -> tuple[Any, Any] | None:
 
 
 def _is_batch(given: Any) -> bool:
-    """What data loaders give: a tuple, or a list of two arrays."""
+    """Recognise what data loaders give: a tuple, or a list of two arrays."""
     return isinstance(given, tuple) or (isinstance(given, list) and len(given) == 2 and hasattr(given[0], "shape"))
 
 
 def _arrays(pair: tuple[Any, Any]) -> tuple[Array, Array]:
-    """Tensors of other packages give their numbers to numpy by themselves."""
+    """Convert to numpy; tensors of other packages do that by themselves."""
     return np.asarray(pair[0]), np.asarray(pair[1])
 
 

@@ -6,7 +6,7 @@ import sys
 
 
 def _import_onnxruntime_alone() -> None:
-    """onnxruntime-training loads PyTorch where that is installed: three seconds and 170 MB that no step needs."""
+    """Import onnxruntime without PyTorch, which onnxruntime-training loads if it can: 170 MB that no step needs."""
     if "onnxruntime" in sys.modules or "torch" in sys.modules:
         return
     sys.modules["torch"] = None  # type: ignore[assignment]

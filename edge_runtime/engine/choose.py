@@ -21,7 +21,7 @@ def check_engine(wanted: str) -> None:
 
 
 def choose_engine(boundary: Boundary, wanted: str = "auto") -> EngineName:
-    """The engine asked for, or the portable one where the bundle has its graph, else onnxruntime-training."""
+    """Choose the engine asked for, or the portable one where the bundle has its graph, else onnxruntime-training."""
     check_engine(wanted)
     if boundary.train and wanted in ("auto", "portable"):
         return "portable"
@@ -45,7 +45,7 @@ def open_step(
     *,
     trace: Path | None = None,
 ) -> Step:
-    """The training step of a boundary of a bundle directory."""
+    """Open the training step of a boundary of a bundle directory."""
     space = boundary.space(manifest)
     if engine == "ort-training":
         artifacts = directory / Path(boundary.ort_training[0].name).parent

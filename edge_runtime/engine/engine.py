@@ -29,7 +29,7 @@ class GradientStep(Protocol):
     gradients: Vector
 
     def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
-        """The loss of a batch; leaves gradients and new statistics in `gradients`."""
+        """Compute the loss of a batch; leave gradients and new statistics in `gradients`."""
 
 
 class Engine(Protocol):
@@ -40,19 +40,19 @@ class Engine(Protocol):
         """For reports."""
 
     def open_step(self, boundary: Boundary) -> GradientStep:
-        """The training step of a boundary."""
+        """Open the training step of a boundary."""
 
     def store(
         self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
     ) -> ActivationStore:
-        """Run `count` samples through some frozen layers; what the last one gives is stored."""
+        """Run `count` samples through some frozen layers and store what the last one gives."""
 
 
 class OnnxEngine:
     """The graphs of a bundle on onnxruntime: what a device runs."""
 
     def __init__(self, directory: Path, source: LayerSource, name: EngineName, settings: Settings) -> None:
-        """`directory` has the training graphs, the frozen layers come from `source`."""
+        """Take training graphs from `directory`, the frozen layers from `source`."""
         self.directory = directory
         self.source = source
         self.settings = settings

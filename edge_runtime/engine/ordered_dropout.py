@@ -25,14 +25,14 @@ _WIDTH = 1 << 33  # a draw of its own: neither dropout's nor one of the augmenta
 
 
 def open_coverage(engine: Engine, manifest: Manifest, covered: Coverage) -> GradientStep:
-    """The step of whatever a device trains."""
+    """Open the step of whatever a device trains."""
     if len(covered.ordered) < 2:
         return engine.open_step(covered.boundary)
     return OrderedDropoutStep(manifest, covered.ordered, [engine.open_step(b) for b in covered.ordered])
 
 
 def draw_width(seed: int, count: int) -> int:
-    """Which of `count` widths a step trains: all are equally likely, and the same seed gives the same."""
+    """Draw which of `count` widths a step trains: all are equally likely, and the same seed gives the same."""
     return int(below(sample_bits(seed, 0, np.zeros(1, np.int64), _WIDTH), count)[0])
 
 
@@ -40,7 +40,7 @@ class OrderedDropoutStep:
     """Steps of several widths as one over the widest: the others read its parameters and write to its gradients."""
 
     def __init__(self, manifest: Manifest, boundaries: Sequence[Boundary], steps: Sequence[GradientStep]) -> None:
-        """Widest first; the first two vectors are the widest step's own."""
+        """Take the steps, widest first; the first two vectors are the widest step's own."""
         widest = boundaries[0].space(manifest)
         self._steps = tuple(steps)
         self.parameters: Vector = steps[0].parameters
@@ -49,7 +49,7 @@ class OrderedDropoutStep:
         self._narrow = [_Corners(widest, self, b.space(manifest), s) for b, s in zip(boundaries[1:], steps[1:])]
 
     def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
-        """The loss of the drawn width; `gradients` is zero, and has the old statistics, wherever it does not reach."""
+        """Compute the loss of the drawn width; where it does not reach, `gradients` has zeros and old statistics."""
         drawn = draw_width(seed, len(self._steps))
         if drawn == 0:
             return self._steps[0].run(batch, labels, seed)
@@ -73,11 +73,11 @@ class _Corners:
         self._gradients = [(results[name], view) for name, view in corners(wide, outer.gradients, narrow)]
 
     def take(self) -> None:
-        """The narrow step gets the wide one's parameters."""
+        """Copy the wide step's parameters into the narrow one."""
         for mine, theirs in self._parameters:
             mine[...] = theirs
 
     def put(self) -> None:
-        """The wide step gets the narrow one's gradients."""
+        """Copy the narrow step's gradients into the wide one."""
         for mine, theirs in self._gradients:
             theirs[...] = mine

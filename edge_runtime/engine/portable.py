@@ -49,7 +49,7 @@ class TrainingStep(BoundStep):
         self._binding.bind_output("predictions", "cpu")
 
     def predictions(self) -> NDArray[Any]:
-        """What the last run predicted for its batch."""
+        """Return what the last run predicted for its batch."""
         last: NDArray[Any] = self._binding.get_outputs()[-1].numpy()  # listed in the order of binding
         return last
 

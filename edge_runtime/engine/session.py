@@ -22,7 +22,7 @@ class Settings:
     """How a device computes. The defaults behave when several agents share a machine."""
 
     threads: int = 1
-    spinning: bool = False  # idle threads wait actively: quicker steps, but the cores are taken from everybody else
+    spinning: bool = False  # idle threads wait actively: quicker steps, but other programs get less of the cores
     profile: Profile = "fast"
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Settings:
 
 
 def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
-    """A frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file."""
+    """Open a frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file."""
     options = _options(settings)
     disabled: list[str] = []
     if settings.profile == "low_memory":
@@ -44,7 +44,7 @@ def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
 
 
 def training_session(graph: Path | bytes, settings: Settings, *, trace: Path | None = None) -> ort.InferenceSession:
-    """A training graph, run exactly as it was written.
+    """Open a training graph, to be run exactly as it was written.
 
     The exporter decides in which order nodes run and what is computed twice, because that decides how much is alive at
     once; the runtime's optimiser would undo both and gains no time here. `trace` is a file name without its ending:
@@ -74,7 +74,7 @@ def _options(settings: Settings) -> ort.SessionOptions:
 
 @functools.cache
 def _share_arena() -> None:
-    """One arena for all sessions of the process, so that the training step reuses what the frozen layers needed.
+    """Use one arena for all sessions of the process: the training step reuses what the frozen layers needed.
 
     By default onnxruntime hands out blocks up to twice as large as asked for. Here what is left over stays usable:
     peak of a ResNet20 step at batch 32 on 1.31, training everything / the weak tier: 70 / 16 MiB instead of 83 / 20.
@@ -104,6 +104,6 @@ def _open(model: Path | bytes, options: ort.SessionOptions, disabled: Sequence[s
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """onnxruntime has no type for it: only the words of the message tell."""
+    """Recognise it by the words of the message: onnxruntime has no type for it."""
     words = ("bad allocation", "bad_alloc", "Failed to allocate memory", "Cannot allocate memory", "std::bad")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)

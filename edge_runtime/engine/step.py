@@ -59,7 +59,7 @@ class BoundStep:
         return "seed" in self._wanted
 
     def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
-        """One forward and backward pass; gives the loss, leaves the gradients in `gradients`."""
+        """Run one forward and backward pass; return the loss, leave the gradients in `gradients`."""
         for name, value in (("input", batch), ("labels", labels)):
             known = self._bound.get(name)
             if known is None or _layout(known) != _layout(value):
@@ -76,10 +76,10 @@ class BoundStep:
         return float(self._loss)
 
     def prepare(self) -> None:
-        """What an engine has to do before each run."""
+        """Do what an engine has to do before each run."""
 
     def rebind(self) -> None:
-        """What an engine has to bind anew when batches come in other memory, which may be of another size."""
+        """Bind what an engine has to bind anew when batches come in other memory, which may be of another size."""
 
     def _bind_input(self, wire: Wire) -> None:
         if wire.name in self._wanted:  # a graph may not need a parameter's old value
@@ -88,7 +88,7 @@ class BoundStep:
 
 
 def _layout(memory: NDArray[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...], np.dtype[Any]]:
-    """Where and how an array lies: its transpose begins at the same address and may have the same shape."""
+    """Describe where and how an array lies: its transpose begins at the same address and may have the same shape."""
     return memory.ctypes.data, memory.shape, memory.strides, memory.dtype
 
 

@@ -36,7 +36,7 @@ def divide(open_step: Callable[[Path], Step], run: Callable[[Step], object]) -> 
 
 
 def _read(record: Path, is_backward: Callable[[str], bool]) -> Division:
-    """Line by line: a record of a large graph is many times larger as Python objects than as text."""
+    """Read a record line by line: that of a large graph is many times larger as Python objects than as text."""
     seconds = {False: 0.0, True: 0.0}
     runs = 0
     with record.open() as lines:
