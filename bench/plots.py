@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from simulation.figure import COLOURS, save, tidy
+from simulation.plots import COLOURS, save, tidy
 
 STACK_COLOURS = ("#56B4E9", "#009E73", "#E69F00", "#D55E00", "#999999")
 GROUP_COLOURS = ("#999999", "#0072B2", "#E69F00", "#D55E00")

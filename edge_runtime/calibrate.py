@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data import Samples, shuffled
+from edge_runtime.data import TrainingSamples, shuffled
 from edge_runtime.engine.engine import GradientStep
 from federation.axes.local import runs
 from federation.space import ParameterSpace, Vector
@@ -20,7 +20,7 @@ from federation.space import ParameterSpace, Vector
 SAMPLES, BATCH = 1024, 128  # that are enough for statistics
 
 
-def batches_of(samples: Samples, seed: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+def batches_of(samples: TrainingSamples, seed: int = 0) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Take a few batches of some data, the same each time."""
     order = shuffled(len(samples), seed, 0)[:SAMPLES]
     for start in range(0, len(order), BATCH):

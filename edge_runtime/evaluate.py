@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
-from edge_runtime.data import Samples
+from edge_runtime.data import TrainingSamples
 from edge_runtime.engine.session import Settings
 from edge_runtime.files import disk_errors
 from edge_runtime.forward import ForwardPlan, Report, store_activations
@@ -32,7 +32,7 @@ class Evaluator:
         directory: Path,
         source: LayerSource,
         first_layer: int,
-        samples: Samples,
+        samples: TrainingSamples,
         *,
         settings: Settings,
         plan: ForwardPlan,

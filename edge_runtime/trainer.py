@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
-from edge_runtime.data import Augmentation, Samples, shuffled
+from edge_runtime.data import Augmentation, TrainingSamples, shuffled
 from edge_runtime.data.prng import sample_bits
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
@@ -81,7 +81,7 @@ class Trainer:
         self,
         directory: Path,
         source: LayerSource,
-        samples: Samples,
+        samples: TrainingSamples,
         *,
         engine: EngineName | Engine = "portable",
         settings: Settings | None = None,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from federation.capacity import forward_macs, predicted_memory, training_macs
 from federation.manifest import Boundary, Manifest
-from simulation.figure import COLOURS, save, tidy
+from simulation.plots import COLOURS, save, tidy
 
 PARTS = ("parameters", "gradients", "optimiser", "activations")
 

@@ -1,6 +1,6 @@
-"""Loaded first by the process that workers are forked from: none of them hears Ctrl-C, not even while it starts.
+"""Make this process ignore Ctrl-C. Imported first by the process that workers are forked from, and by no other.
 
-The one who started them does, and closes their pipes. Importing this is its effect; nobody else does.
+So no worker is interrupted, not even while it starts. The process that started them is, and closes their pipes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pool on a Ray cluster, for simulations that outgrow one machine: the same jobs, the same results.
+"""Run a pool's jobs on a Ray cluster, for simulations that outgrow one machine: the same jobs, the same results.
 
 Workers are Ray actors. Shared arrays and filled slots travel through Ray's object store; on one machine that is shared
 memory, too. Every machine of the cluster needs this project, and files that the settings name.
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import EmbraceError, InputError, MissingPackage
-from simulation.pool import Arrays, Job, Plan, Work, WorkerError
+from federation.errors import InputError, MissingPackage
+from simulation.pool import Arrays, Json, Work, WorkerError, WorkerSpec, one_line
 
 
 class RayPool:
     """Workers as Ray actors of one processor each."""
 
-    def __init__(self, plan: Plan, workers: int, address: str | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, workers: int, address: str | None = None) -> None:
         """`address` of a running cluster; None starts one on this machine, and ends it at the end."""
         try:
             import ray
@@ -31,29 +31,29 @@ class RayPool:
         if workers < 1:
             raise InputError(f"workers: expected at least 1, got {workers}")
         self._ray = ray
-        self._plan = plan
+        self._spec = spec
         self._started = not ray.is_initialized()
         if self._started:
             more: dict[str, Any] = {"address": address} if address else {"num_cpus": workers}
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **more)
         self._shared: dict[str, tuple[int, Any]] = {}  # name -> (how often it was set, where it is)
         actor = ray.remote(num_cpus=1)(_Actor)
-        self._actors = [actor.remote(plan) for _ in range(workers)]
+        self._actors = [actor.remote(spec) for _ in range(workers)]
 
     def share(self, name: str, value: NDArray[Any]) -> None:
-        layout = self._plan.shared[name]
-        array = np.ascontiguousarray(np.broadcast_to(value, layout.shape), layout.dtype)
+        spec = self._spec.shared[name]
+        array = np.ascontiguousarray(np.broadcast_to(value, spec.shape), spec.dtype)
         version, _ = self._shared.get(name, (0, None))
         self._shared[name] = version + 1, self._ray.put(array)
 
-    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Arrays]]:
-        for name, layout in self._plan.shared.items():
+    def map(self, jobs: Iterable[Json]) -> Iterator[tuple[Json, Arrays]]:
+        for name, spec in self._spec.shared.items():
             if name not in self._shared:
-                self.share(name, np.zeros(layout.shape, layout.dtype))
+                self.share(name, spec.zeros())
         waiting = iter(jobs)
         idle = deque(self._actors)
         busy: dict[Any, Any] = {}
-        order: deque[tuple[Any, Job]] = deque()
+        order: deque[tuple[Any, Json]] = deque()
         done: set[Any] = set()
         exhausted = False
         while True:
@@ -80,7 +80,7 @@ class RayPool:
                 idle.append(busy.pop(answer))
                 done.add(answer)
 
-    def _read(self, answer: Any, job: Job) -> tuple[Job, Arrays]:
+    def _read(self, answer: Any, job: Json) -> tuple[Json, Arrays]:
         try:
             error, reply, slot = self._ray.get(answer)
         except self._ray.exceptions.RayError as problem:
@@ -109,22 +109,21 @@ class RayPool:
 class _Actor:
     """A worker in a process of Ray's."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._shared: Arrays = {name: np.zeros(item.shape, item.dtype) for name, item in plan.shared.items()}
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._shared: Arrays = {name: array.zeros() for name, array in spec.shared.items()}
         self._seen: dict[str, int] = {}
         self._work: Work | None = None
 
     def run(self, job: str, versions: dict[str, int], *values: NDArray[Any]) -> tuple[str, str, Arrays]:
-        """Jobs and answers are JSON, as through a pipe: what they say does not depend on the pool."""
-        slot: Arrays = {name: np.zeros(item.shape, item.dtype) for name, item in self._plan.slot.items()}
+        """Do a job. Jobs and answers are JSON, as through a pipe: what they say does not depend on the pool."""
+        slot: Arrays = {name: array.zeros() for name, array in self._spec.slot.items()}
         try:
             for (name, version), value in zip(versions.items(), values, strict=True):
                 if self._seen.get(name) != version:
                     self._shared[name][...] = value  # in place: the work holds views
                     self._seen[name] = version
-            self._work = self._work or self._plan.worker(self._shared)
+            self._work = self._work or self._spec.build_work(self._shared)
             return "", json.dumps(self._work(json.loads(job), slot)), slot
-        except Exception as error:  # whatever it is, the one who waits has to hear of it
-            kind = "" if isinstance(error, EmbraceError) else f"{type(error).__name__}: "
-            return kind + (str(error).splitlines() or [""])[0], "{}", {}
+        except Exception as error:  # whatever it is, the waiting process has to hear of it
+            return one_line(error), "{}", {}

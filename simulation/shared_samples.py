@@ -1,4 +1,4 @@
-"""A data set converted once, and the devices' shares of it as numbers of samples.
+"""Convert a data set once; the devices' shares of it are numbers of samples.
 
 What a device holds is read where it lies and converted batch by batch (edge_runtime/data). In a simulation many devices
 share one data set, which is converted once; a batch is then one gathering of rows.
@@ -20,8 +20,8 @@ _CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class ReadySamples:
-    """One device's share; what the trainer asks of `Samples`."""
+class SharedSamples:
+    """One device's share; has what training asks of local data."""
 
     inputs: NDArray[Any]  # of all devices, in the model's type and shape
     all_labels: NDArray[Any]
@@ -41,7 +41,7 @@ class ReadySamples:
 
 
 def convert(samples: Samples) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All inputs and labels as the model takes them."""
+    """Convert all inputs and labels to what the model takes."""
     first, labels = samples.batch(np.arange(min(1, len(samples))))
     inputs = np.empty((len(samples), *first.shape[1:]), first.dtype)
     for start in range(0, len(samples), _CHUNK):

@@ -20,19 +20,19 @@ from torch.func import functional_call, vmap
 from federation.manifest import Boundary, Loss, Manifest
 from federation.space import Vector
 from model_export.oracle import torch_loss
-from simulation.torch_engine import readable
+from simulation.torch_engine import aligned, aligned_zeros, readable
 
 
-class GroupStep:
-    """Like a device's step, for `count` devices; a row is a device."""
+class StackedStep:
+    """Takes a device's step for `count` devices at once; a row is a device."""
 
     def __init__(self, module: nn.Module, manifest: Manifest, boundary: Boundary, count: int) -> None:
-        """`module` takes what enters the boundary's layer and was prepared by `stackable`."""
+        """`module` takes what enters the boundary's layer and was prepared by `prepare_stack`."""
         space = boundary.space(manifest)
         self.count = count
         start, size = space.suffix(boundary.layer).start, space.size - space.suffix(boundary.layer).start
-        self.parameters: Vector = np.zeros(count * size, np.float32)
-        self.gradients: Vector = np.zeros_like(self.parameters)
+        self.parameters: Vector = aligned_zeros(count * size)
+        self.gradients: Vector = aligned_zeros(count * size)
         self._places = [
             slice(space.slice_of(p.name).start - start, space.slice_of(p.name).stop - start)
             for layer in space.layers[boundary.layer :]
@@ -61,11 +61,11 @@ class GroupStep:
         ]
 
     def stretched(self, runs: Sequence[slice]) -> list[slice]:
-        """Runs of one device's vector as runs of the stack."""
+        """Turn runs of one device's vector into runs of the stack."""
         return [slice(self.count * run.start, self.count * run.stop) for run in runs]
 
     def stack(self, vectors: Sequence[Vector]) -> Vector:
-        """The vectors of all devices in the order of the stack."""
+        """Put the vectors of all devices into the order of the stack."""
         flat = np.empty_like(self.parameters)
         for row, vector in enumerate(vectors):
             for place in self._places:
@@ -75,7 +75,7 @@ class GroupStep:
         return flat
 
     def row(self, flat: Vector, row: int) -> Vector:
-        """One device's vector out of a stack, in memory of its own."""
+        """Copy one device's vector out of a stack."""
         vector = np.empty(self._size, np.float32)
         for place in self._places:
             length = place.stop - place.start
@@ -84,25 +84,26 @@ class GroupStep:
         return vector
 
     def run(self, batches: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float32]:
-        """The loss of every device; gradients and new statistics are left in `gradients`."""
+        """Return the loss of every device; leave gradients and new statistics in `gradients`."""
         self.gradients.fill(0.0)
         for run in self._old_statistics:
             self.gradients[run] = self.parameters[run]
         try:
-            predictions = vmap(self._predict)(self._weights, self._statistics, torch.from_numpy(batches))
-            losses = group_losses(self._loss, predictions, torch.from_numpy(labels))
-            losses.sum().backward()
+            predictions = vmap(self._predict)(self._weights, self._statistics, aligned(batches))
+            losses = stacked_losses(self._loss, predictions, torch.from_numpy(labels))
+            losses.sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise readable(error, batches.shape[0] * batches.shape[1]) from None
         found: NDArray[np.float32] = losses.detach().numpy()
         return found
 
     def _predict(self, weights: dict[str, Tensor], statistics: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(self._module, (weights, statistics), (x,))
+        predictions: Tensor = functional_call(self._module, (weights, statistics), (x,))
+        return predictions
 
 
-def group_losses(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss of every device's batch."""
+def stacked_losses(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of every device's batch."""
     if loss.name == "cross_entropy" and loss.ignore_index is None:
         each = F.cross_entropy(
             predictions.flatten(0, 1), labels.flatten(0, 1), reduction="none", label_smoothing=loss.label_smoothing
@@ -111,7 +112,7 @@ def group_losses(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
     return vmap(lambda predicted, wanted: torch_loss(loss, predicted, wanted))(predictions, labels)
 
 
-def stackable(module: nn.Module) -> nn.Module:
+def prepare_stack(module: nn.Module) -> nn.Module:
     """Let dense layers form their products in the order in which a stack of them is quick."""
     for part in module.requires_grad_(False).train().modules():
         if type(part) is nn.Linear:
@@ -120,8 +121,11 @@ def stackable(module: nn.Module) -> nn.Module:
 
 
 class _Linear(nn.Linear):
+    """A dense layer by `_Product`."""
+
     def forward(self, input: Tensor) -> Tensor:
-        return _Product.apply(input, self.weight, self.bias)
+        product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return product
 
 
 class _Product(torch.autograd.Function):
@@ -146,11 +150,13 @@ class _Product(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         if in_dims[:2] != (0, 0) or x.ndim != 3:
             raise RuntimeError(f"a stack of dense layers takes a stack of matrices, got {tuple(x.shape)}")
-        product = _Stacked.apply(x, weight)
+        product = _StackedProduct.apply(x, weight)  # type: ignore[no-untyped-call]
         return (product if bias is None else product + bias.unsqueeze(-2)), 0
 
 
-class _Stacked(torch.autograd.Function):
+class _StackedProduct(torch.autograd.Function):
+    """x·Wᵀ of every device."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)

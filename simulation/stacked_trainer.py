@@ -1,9 +1,10 @@
-"""Devices of a simulation, several at once where that is quicker, with the results of training them one by one.
+"""Train devices of a simulation, several at once where that is quicker.
 
 A step of a small model is mostly overhead: of Python, of PyTorch, of a dozen small kernels. Devices that do the same
-(boundary, steps, batch, rules) on different data share it. A device's result depends on its own data and on whether it
-is trained with others, not on which or how many; who wants equal results from any number of processes decides that by
-the cohort's order (dealing.py).
+(boundary, steps, batch, rules) on different data share it. A device gets what it gets alone but for rounding: on some
+processors a product of a stack and a product alone differ in their last bits. So what is stacked must not depend on the
+processor or on the number of processes. assignment.py decides it by the cohort's order; here only what PyTorch cannot
+stack is sorted out, which its version and the model decide.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from edge_runtime.data import Augmentation, Samples
+from edge_runtime.data import Augmentation, TrainingSamples
 from edge_runtime.layers import LayerSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches
 from federation.axes.local import LocalStep, Start, runs
 from federation.coverage import Coverage, coverage
-from federation.errors import InputError, NonFiniteLoss
+from federation.errors import InputError, NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary
 from federation.messages import Report, Task
 from federation.space import Vector
 from model_export.oracle import random_labels
 from model_export.shapes import sample_input
-from simulation.assignment import GROUP, LEAST, may_stack
-from simulation.shared_samples import ReadySamples
-from simulation.stacked_step import GroupStep, stackable
-from simulation.torch_engine import TorchEngine, infer
+from simulation.assignment import LEAST_STACKED, may_stack
+from simulation.shared_samples import SharedSamples
+from simulation.stacked_step import StackedStep, prepare_stack
+from simulation.torch_engine import TorchEngine, aligned, infer
 
-AnySamples = Samples | ReadySamples
-CHECKED = LEAST, 7, GROUP  # devices in a stack
+TRIED = 2  # devices, and samples of each, that a stack is tried with
+NO_RULE = ".*batching rule"  # PyTorch's warning: it takes the devices of a stack one after the other
 
 
 @dataclass(frozen=True)
-class Moved:
+class LocalResult:
     """What a local step leaves behind, in memory of its own."""
 
     x: Vector
@@ -55,21 +56,23 @@ class Moved:
         return self._state
 
 
-class GroupTrainer:
-    """Trains devices of one worker process."""
+class StackedTrainer:
+    """Trains the devices of one worker process."""
 
     def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
         """`source` says which version the engine's weights are."""
         self.engine = engine
         self.source = source
         self.manifest = engine.manifest
-        self._modules: dict[str, nn.Module] = {}  # by boundary
-        self._sound: dict[tuple[str, int], bool] = {}  # by boundary and batch: whether stacks can be trained
+        self._modules: dict[str, nn.Module | None] = {}  # by boundary; None: PyTorch cannot stack it
 
-    def train_group(
-        self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[AnySamples]
+    def train(
+        self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[TrainingSamples]
     ) -> list[Outcome | NonFiniteLoss]:
-        """What each device's task gives, or why it diverged; outcomes have memory of their own."""
+        """Run each device's task; return what it gives, in memory of its own, or why it diverged.
+
+        Those that bring the same vectors and do the same are stacked, if they are enough.
+        """
         tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
         groups: dict[Hashable, list[int]] = {}
         for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
@@ -78,102 +81,84 @@ class GroupTrainer:
             groups.setdefault(self._kind(task, start, data), []).append(place)
         found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
         for places in groups.values():
-            task, batch = tasks[places[0]], min(tasks[places[0]].batch, len(samples[places[0]]))
-            covered = coverage(self.manifest, task.boundary)
-            module = self._stackable(covered, task, batch) if len(places) >= LEAST else None
+            covered = coverage(self.manifest, tasks[places[0]].boundary)
+            module = self._stackable(covered, tasks[places[0]]) if len(places) >= LEAST_STACKED else None
             if module is None:
                 outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
             else:
-                parts = ([every[p] for p in places] for every in (tasks, received, samples))
-                outcomes = _Together(self, covered, module, *parts).run()
+                members = [(tasks[p], received[p], samples[p]) for p in places]
+                outcomes = _Stack(self, covered, module, members).run()
             for place, outcome in zip(places, outcomes, strict=True):
                 found[place] = outcome
         return found
 
-    def _kind(self, task: Task, start: Received, samples: AnySamples) -> Hashable:
+    def _kind(self, task: Task, start: Received, samples: TrainingSamples) -> Hashable:
         """Devices of the same kind can be trained together."""
         brought = tuple(v is not None for v in (start.momentum, start.control, start.server_momentum))
         batch = min(task.batch, len(samples))
         augmented = task.crop, task.flip
         return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
 
-    def _alone(self, task: Task, start: Received, samples: AnySamples) -> Outcome | NonFiniteLoss:
-        trainer = Trainer(
-            self.engine.directory,
-            self.source,
-            samples,
-            engine=self.engine,
-            measures_memory=False,  # type: ignore[arg-type]
-        )
+    def _alone(self, task: Task, start: Received, samples: TrainingSamples) -> Outcome | NonFiniteLoss:
+        trainer = Trainer(self.engine.directory, self.source, samples, engine=self.engine, measures_memory=False)
         try:
             outcome = trainer.run(task, start)
         except NonFiniteLoss as error:
             return error
         local = outcome.local
-        moved = Moved(local.x.copy(), local.rates, local.update(), local.state())
+        moved = LocalResult(local.x.copy(), local.rates, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
 
-    def _stackable(self, covered: Coverage, task: Task, batch: int) -> nn.Module | None:
-        """The module for a stack of devices, if it pays and PyTorch can do it."""
+    def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
+        """Return the module for a stack of devices, if it pays and PyTorch can do it."""
+        boundary = covered.boundary
         if not may_stack(self.manifest, task):
             return None
-        boundary = covered.boundary
         if boundary.name not in self._modules:
-            self._modules[boundary.name] = stackable(self.engine.trained_part(boundary))
-        module, key = self._modules[boundary.name], (boundary.name, batch)
-        if key not in self._sound:
-            self._sound[key] = self._tried(module, boundary, batch)
-        return module if self._sound[key] else None
+            module = prepare_stack(self.engine.trained_part(boundary))
+            self._modules[boundary.name] = module if self._can_stack(module, boundary) else None
+        return self._modules[boundary.name]
 
-    def _tried(self, module: nn.Module, boundary: Boundary, batch: int) -> bool:
-        """Some operators have no rule for stacks, or a slow one, which PyTorch warns about."""
-        manifest, rows = self.manifest, GROUP * batch
+    def _can_stack(self, module: nn.Module, boundary: Boundary) -> bool:
+        """Try a step: some operators have no rule for stacks, or only a slow one, which PyTorch warns about."""
+        manifest, rows = self.manifest, TRIED * TRIED
         x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, rows, 1)
         labels = random_labels(manifest, rows, 1).astype(manifest.labels.dtype)
-        found = set()
-        for count in CHECKED:
-            entered, wanted = self.entered(boundary, x[: count * batch]), labels[: count * batch]
-            data = tuple(part.reshape(count, batch, *part.shape[1:]) for part in (entered, wanted))
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    found.add(_first_of(GroupStep(module, manifest, boundary, count), *data))
-            except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
-                return False
-        return len(found) == 1
+        data = (part.reshape(TRIED, TRIED, *part.shape[1:]) for part in (self.entered(boundary, x), labels))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what a processor lacks is no reason
+                warnings.filterwarnings("error", NO_RULE)
+                StackedStep(module, manifest, boundary, TRIED).run(*data)
+        except OutOfMemory:
+            raise
+        except Exception:  # whatever it is that stacks cannot do, devices are trained one by one
+            return False
+        return True
 
     def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
-        """What enters the boundary's layer."""
+        """Compute what enters the boundary's layer."""
         return infer(self.engine.frozen_part(boundary.layer), inputs) if boundary.layer else inputs
 
 
-def _first_of(step: GroupStep, inputs: NDArray[Any], labels: NDArray[Any]) -> bytes:
-    """What the first devices of a stack get from a step, bit for bit."""
-    rng, size = np.random.default_rng(1), step.parameters.size // step.count
-    step.parameters[:] = step.stack([0.1 * rng.random(size, np.float32) for _ in range(step.count)])
-    losses = step.run(inputs, labels)
-    return losses[:LEAST].tobytes() + b"".join(step.row(step.gradients, row).tobytes() for row in range(LEAST))
-
-
-class _Together:
-    """One group at work."""
+class _Stack:
+    """Trains one stack of devices."""
 
     def __init__(
         self,
-        trainer: GroupTrainer,
+        trainer: StackedTrainer,
         covered: Coverage,
         module: nn.Module,
-        tasks: Sequence[Task],
-        received: Sequence[Received],
-        samples: Sequence[AnySamples],
+        members: Sequence[tuple[Task, Received, TrainingSamples]],
     ) -> None:
+        received = [start for _, start, _ in members]
         self.trainer = trainer
         self.boundary = covered.boundary
-        self.tasks = tasks
-        self.samples = samples
-        self.task = tasks[0]
-        self.batch = min(tasks[0].batch, len(samples[0]))
-        self.step = GroupStep(module, trainer.manifest, self.boundary, len(tasks))
+        self.tasks = [task for task, _, _ in members]
+        self.samples = [data for _, _, data in members]
+        self.task = self.tasks[0]
+        self.batch = min(self.task.batch, len(self.samples[0]))
+        self.step = StackedStep(module, trainer.manifest, self.boundary, len(members))
         self.began = time.perf_counter()
         self.step.parameters[:] = self.step.stack([start.parameters for start in received])
         start = Start(
@@ -227,22 +212,21 @@ class _Together:
             seconds={"wall": seconds, "together": len(self.tasks)},
         )
         own = {name: self.step.row(vector, row) for name, vector in state.items()}
-        return Outcome(x, Moved(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
+        return Outcome(x, LocalResult(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
 
     def _reader(self) -> Callable[[int], tuple[NDArray[Any], NDArray[Any]]]:
-        """Inputs of the boundary's layer and labels of a step, by its number."""
+        """Return a function that reads the inputs of the boundary's layer and the labels of a step, by its number."""
         orders = [
             list(batches(len(data), self.batch, task)) for task, data in zip(self.tasks, self.samples, strict=True)
         ]
-        first = self.samples[0]
         augmentation = Augmentation(self.task.crop, self.task.flip)
-        shared = isinstance(first, ReadySamples) and all(
-            isinstance(data, ReadySamples) and data.inputs is first.inputs for data in self.samples
-        )
+        owners = [data for data in self.samples if isinstance(data, SharedSamples)]
+        shared = len(owners) == len(self.samples) and all(data.inputs is owners[0].inputs for data in owners)
         if shared and not augmentation:
-            each = [[data.numbers[indices] for _, indices in order] for data, order in zip(self.samples, orders)]
+            first = owners[0]
+            each = [[data.numbers[indices] for _, indices in order] for data, order in zip(owners, orders)]
             numbers = np.stack([np.stack(rows) for rows in each], axis=1)  # step, device, sample
-            x = np.empty((numbers[0].size, *first.inputs.shape[1:]), first.inputs.dtype)
+            x = aligned(np.empty((numbers[0].size, *first.inputs.shape[1:]), first.inputs.dtype)).numpy()
             y = np.empty((numbers[0].size, *first.all_labels.shape[1:]), first.all_labels.dtype)
 
             def gather(number: int) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edge_runtime.activations import ActivationStore
-from edge_runtime.data import Samples
+from edge_runtime.data import TrainingSamples
 from edge_runtime.engine.session import is_out_of_memory
 from edge_runtime.forward import ForwardPlan, Inputs
 from edge_runtime.forward import Report as Progress
@@ -30,6 +29,7 @@ from federation.metrics import Score, score
 from federation.space import ParameterSpace, Vector
 from model_export.oracle import seeded_dropout, short_memory, torch_loss
 from model_export.plain_operators import plain_operators
+from simulation.pool import ALIGNMENT
 from simulation.torch_model import back_module, build_module, front_module, tensors_of
 
 EVALUATION_BATCH = 256
@@ -44,8 +44,8 @@ class TorchStep:
         """`module` takes what enters the boundary's layer."""
         space = boundary.space(manifest)
         self.suffix = space.suffix(boundary.layer)
-        self.parameters: Vector = np.zeros(self.suffix.stop - self.suffix.start, np.float32)
-        self.gradients: Vector = np.zeros_like(self.parameters)
+        self.parameters: Vector = aligned_zeros(self.suffix.stop - self.suffix.start)
+        self.gradients: Vector = aligned_zeros(self.parameters.size)
         self.values = space.views(self.parameters, start=self.suffix.start)
         self.results = space.views(self.gradients, start=self.suffix.start)
         self.kinds = {p.name: p.kind for layer in space.layers[boundary.layer :] for p in layer}
@@ -72,7 +72,7 @@ class TorchStep:
 
     def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
         """One forward and backward pass; gives the loss, leaves the gradients in `gradients`."""
-        x = torch.from_numpy(batch)
+        x = aligned(batch)
         if self._channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         self._flat.zero_()
@@ -80,7 +80,7 @@ class TorchStep:
             self.gradients[run] = self.parameters[run]
         try:
             loss = torch_loss(self._loss, self._forward(self._module, x, seed), torch.from_numpy(labels))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise readable(error, len(batch)) from None
         return loss.item()
@@ -101,13 +101,13 @@ class Forward:
 
     def __call__(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         if self.plain:
-            return module(x)
+            return call(module, x)
         with contextlib.ExitStack() as stack:
             if self._seeded:
                 stack.enter_context(seeded_dropout(seed, 0, self._dropouts))
             stack.enter_context(short_memory(self._last_steps))
             stack.enter_context(plain_operators())
-            return module(x)
+            return call(module, x)
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
@@ -118,26 +118,32 @@ def prefers_channels_last(module: nn.Module) -> bool:
     return any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
 
 
+def call(module: nn.Module, x: Tensor) -> Tensor:
+    """Run a module."""
+    y: Tensor = module(x)
+    return y
+
+
+def aligned_zeros(size: int) -> Vector:
+    """Return zeros in memory that begins where `aligned` tensors do."""
+    zeros: Vector = torch.zeros(size).numpy()
+    return zeros
+
+
+def aligned(array: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor that begins at a multiple of 64 bytes, copied if it has to be.
+
+    Matrix products may sum in another order elsewhere, and NumPy's memory begins where the process's history says.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
 def readable(error: RuntimeError, count: int) -> EmbraceError:
-    """What PyTorch says, in one line."""
+    """Say in one line what PyTorch says."""
     if is_out_of_memory(error) or "can't allocate memory" in str(error):
         return OutOfMemory(f"not enough memory for a training step of {count} samples")
     return EmbraceError(f"torch: a training step failed: {str(error).splitlines()[0]}")
-
-
-@dataclass
-class GlobalSource:
-    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
-
-    manifest: Manifest
-    version: str = ""
-    lineage: str = ""  # a simulation is one training
-
-    def fetch(self, layer: int) -> Path:
-        raise AssertionError("the engine has the weights")
-
-    def release(self, layer: int) -> None:
-        raise AssertionError("the engine has the weights")
 
 
 class TorchEngine:
@@ -146,7 +152,7 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, directory: Path, manifest: Manifest, weights: Vector) -> None:
-        """`directory` is the bundle's; whoever changes `weights` gives the trainer's source another version."""
+        """`directory` is the bundle's; when `weights` change the trainer's source needs another version."""
         self.directory = directory
         self.manifest = manifest
         self.weights = weights
@@ -191,7 +197,7 @@ class TorchEngine:
                 rows.write(start, value)
         return rows
 
-    def score(self, samples: Samples, batch: int = EVALUATION_BATCH) -> Score:
+    def score(self, samples: TrainingSamples, batch: int = EVALUATION_BATCH) -> Score:
         """How well the global weights do."""
         if self._whole is None:
             self._whole = connect_frozen(build_module(self.manifest), self.manifest.space, self.weights)
@@ -223,10 +229,10 @@ def one_thread() -> Iterator[None]:
 
 
 def infer(module: nn.Module, batch: NDArray[Any]) -> NDArray[Any]:
-    """What a module in evaluation mode gives."""
-    x = torch.from_numpy(np.ascontiguousarray(batch))
+    """Return what a module in evaluation mode gives."""
+    x = aligned(np.ascontiguousarray(batch))
     if x.ndim == 4 and prefers_channels_last(module):
         x = x.contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        value = module(x)
-    return value.contiguous().numpy()
+        outputs: NDArray[Any] = call(module, x).contiguous().numpy()
+    return outputs

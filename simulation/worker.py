@@ -1,8 +1,8 @@
-"""What a worker process of a simulation does: trains its share of a round's devices, or scores some test samples.
+"""Do the work of one process of a simulation: train its share of a round's devices, or score some test samples.
 
 settings    {"bundle", "plan", "folder", "engine", "vectors": names, "devices": [[id, first, end], ...]}
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
-job         {"work": a share of a round}  or  {"score": [start, stop]}
+job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
 slot        sums [tracks, P]
 answer      {"done": ..., "totals": {track: the rest of its sums}}  or  {"score": ...}
 """
@@ -13,12 +13,13 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
@@ -30,102 +31,152 @@ from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
-from federation.job import plan_from
+from federation.job import Plan, plan_from
 from federation.layout import MODEL
-from federation.manifest import Boundary
+from federation.manifest import Boundary, Manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
 from simulation.devices import Devices, Share
-from simulation.layer_outputs import Outputs
-from simulation.pool import Arrays, Job, Work
-from simulation.shared_samples import ReadySamples
-from simulation.stacked_trainer import GroupTrainer
-from simulation.torch_engine import GlobalSource, TorchEngine
+from simulation.pool import Arrays, Json, Work
+from simulation.shared_samples import SharedSamples
+
+if TYPE_CHECKING:
+    from simulation.layer_outputs import LayerOutputs
 
 
-def build(settings: Job, shared: Arrays) -> Work:
-    """The work, with modules and data that stay from job to job."""
-    torch.set_num_threads(1)
-    return _Worker(settings, shared).work
+def build(settings: dict[str, Any], shared: Arrays) -> Work:
+    """Return the work, with modules and data that stay from job to job."""
+    return FleetWorker(settings, shared).work
 
 
-class _Worker:
-    def __init__(self, settings: Job, shared: Arrays) -> None:
-        self.settings = settings
+class FleetEngine(Protocol):
+    """Trains and scores simulated devices in one process."""
+
+    def train(
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+    ) -> list[Outcome | NonFiniteLoss]:
+        """Run some devices' tasks."""
+
+    def open_step(self, boundary: Boundary) -> GradientStep:
+        """Open a training step of the model."""
+
+    def score(self, samples: SharedSamples, weights: Vector) -> Score:
+        """Score weights of the whole model."""
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        """Compute with a single thread meanwhile."""
+
+
+@dataclass
+class GlobalSource:
+    """The global weights of a simulation: an engine that has them needs no files, only to know when they changed."""
+
+    manifest: Manifest
+    version: str = ""
+    lineage: str = ""  # a simulation is one training
+
+    def fetch(self, layer: int) -> Path:
+        raise AssertionError("the engine has the weights")
+
+    def release(self, layer: int) -> None:
+        raise AssertionError("the engine has the weights")
+
+
+class FleetWorker:
+    """One process's model, data and devices."""
+
+    def __init__(self, settings: dict[str, Any], shared: Arrays) -> None:
+        """`settings["plan"]` is JSON, or in the process of the caller a plan itself."""
         self.shared = shared
         self.folder = Path(settings["folder"])
         self.bundle = Path(settings["bundle"])
         self.manifest = read_manifest(self.bundle)
         self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
         self._places = {device: (first, end) for device, first, end in settings["devices"]}
-        self._engine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
-        self._plan = plan_from(settings["plan"])
+        self._engine: FleetEngine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
+        plan = settings["plan"]
+        self._plan = plan if isinstance(plan, Plan) else plan_from(plan)
         self._devices = Devices(self._plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
+        self._calibrated: tuple[int, Vector] | None = None  # with the version it was computed from
 
-    def work(self, job: Job, slot: Arrays) -> Job:
-        if "score" in job:
-            return {"score": asdict(self._score(*job["score"]))}
-        done = self._devices.run(Share.decode(job["work"]))
+    def work(self, job: Json, slot: Arrays) -> Json:
+        """Do a job and fill the slot."""
+        with self._engine.one_thread():
+            if "score" in job:
+                return {"score": asdict(self._score(job["score"], job["version"]))}
+            done = self._devices.run(Share.decode(job["work"]))
         totals = {}
         for row, (name, total) in enumerate(done.sums.totals.items()):
             totals[name], slot["sums"][row] = total.dump()
         return {"done": done.encode(), "totals": totals}
 
     @cached_property
-    def _outputs(self) -> Outputs:
-        return Outputs(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
+    def _outputs(self) -> LayerOutputs:
+        from simulation.layer_outputs import LayerOutputs
+
+        return LayerOutputs(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
 
     def _look(self, slot: int, weights: Vector) -> None:
         self._outputs.look(slot, weights)
 
-    def samples(self, device: str) -> ReadySamples:
+    def samples(self, device: str) -> SharedSamples:
+        """Return the training samples of a device."""
         first, end = self._places[device]
         numbers = self.shared["numbers"][first:end]
-        return ReadySamples(self.shared["inputs"], self.shared["labels"], numbers, device)
+        return SharedSamples(self.shared["inputs"], self.shared["labels"], numbers, device)
 
-    def _score(self, start: int, stop: int) -> Score:
-        """Of some of the test samples, with the global weights."""
+    def _score(self, part: Sequence[int], version: int) -> Score:
+        """Score the global weights on some of the test samples."""
         inputs, labels = self.shared["test_inputs"], self.shared["test_labels"]
-        weights = self.vectors[MODEL]
-        if self._plan.evaluate.statistics == "static":
-            step = self._engine.open_step(self.manifest.whole)
-            weights = calibrated(step, self.manifest.space, weights, batches_of(self._of_all_devices()))  # type: ignore[arg-type]
-        return self._engine.score(ReadySamples(inputs, labels, np.arange(start, stop), "the test data"), weights)
+        samples = SharedSamples(inputs, labels, np.arange(*part), "the test data")
+        return self._engine.score(samples, self._scored_weights(version))
 
-    def _of_all_devices(self) -> ReadySamples:
-        inputs = self.shared["inputs"]
-        return ReadySamples(inputs, self.shared["labels"], np.arange(len(inputs)), "the training data")
+    def _scored_weights(self, version: int) -> Vector:
+        weights: Vector = self.vectors[MODEL]
+        if self._plan.evaluate.statistics != "static":
+            return weights
+        if self._calibrated is None or self._calibrated[0] != version:
+            step, inputs = self._engine.open_step(self.manifest.whole), self.shared["inputs"]
+            everything = SharedSamples(inputs, self.shared["labels"], np.arange(len(inputs)), "the training data")
+            self._calibrated = version, calibrated(step, self.manifest.space, weights, batches_of(everything))
+        return self._calibrated[1]
 
 
 class _Torch:
-    """PyTorch, several small devices at once."""
+    """PyTorch, several small devices at once. Only this engine loads it."""
 
-    def __init__(self, worker: _Worker) -> None:
+    def __init__(self, worker: FleetWorker) -> None:
+        from simulation.stacked_trainer import StackedTrainer
+        from simulation.torch_engine import TorchEngine, aligned, one_thread
+
         self._worker = worker
         self._source = GlobalSource(worker.manifest)
         self._engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[MODEL])
-        self._trainer = GroupTrainer(self._engine, self._source)
+        self._trainer = StackedTrainer(self._engine, self._source)
+        self._aligned = aligned
+        self.one_thread = one_thread
 
     def train(
         self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
     ) -> list[Outcome | NonFiniteLoss]:
         self._source.version = str(tasks[0].round)
-        return self._trainer.train_group(tasks, received, [self._worker.samples(device) for device in devices])
+        return self._trainer.train(tasks, received, [self._worker.samples(device) for device in devices])
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         return self._engine.open_step(boundary)
 
-    def score(self, samples: ReadySamples, weights: Vector) -> Score:
-        same = weights is self._worker.vectors[MODEL]
-        engine = self._engine if same else TorchEngine(self._worker.bundle, self._worker.manifest, weights)
-        return engine.score(samples)  # type: ignore[arg-type]
+    def score(self, samples: SharedSamples, weights: Vector) -> Score:
+        if weights is self._worker.vectors[MODEL]:
+            return self._engine.score(samples)
+        own = self._aligned(weights).numpy()
+        return type(self._engine)(self._worker.bundle, self._worker.manifest, own).score(samples)
 
 
 class _Portable:
     """The graphs that devices run, on onnxruntime: exact device arithmetic, one device after the other."""
 
-    def __init__(self, worker: _Worker) -> None:
+    def __init__(self, worker: FleetWorker) -> None:
         self._worker = worker
         self._version = -1
 
@@ -139,13 +190,8 @@ class _Portable:
             if self.__dict__.pop("_layers", None) is not None:
                 self._forget_layers()
             self._version = task.round
-        trainer = Trainer(
-            self._worker.bundle,
-            self._layers,
-            self._worker.samples(device),  # type: ignore[arg-type]
-            settings=Settings(threads=1),
-            measures_memory=False,
-        )
+        samples, settings = self._worker.samples(device), Settings(threads=1)
+        trainer = Trainer(self._worker.bundle, self._layers, samples, settings=settings, measures_memory=False)
         try:
             return trainer.run(task, received)
         except NonFiniteLoss as error:
@@ -164,13 +210,10 @@ class _Portable:
     def open_step(self, boundary: Boundary) -> GradientStep:
         return open_step(self._worker.bundle, self._worker.manifest, boundary, "portable", Settings(threads=1))
 
-    def score(self, samples: ReadySamples, weights: Vector) -> Score:
-        evaluator = Evaluator(
-            self._worker.bundle,
-            GlobalSource(self._worker.manifest),
-            0,
-            samples,  # type: ignore[arg-type]
-            settings=Settings(threads=1),
-            plan=ForwardPlan(folder=self._worker.folder),
-        )
+    def score(self, samples: SharedSamples, weights: Vector) -> Score:
+        source, plan = GlobalSource(self._worker.manifest), ForwardPlan(folder=self._worker.folder)
+        evaluator = Evaluator(self._worker.bundle, source, 0, samples, settings=Settings(threads=1), plan=plan)
         return evaluator.score(weights)
+
+    def one_thread(self) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -63,7 +62,8 @@ def _manifest(runs: Path, model: str) -> Manifest:
 
 def _about(run: Run) -> tuple[Manifest, dict[str, Any], dict[str, int]]:
     """The model, the job, and how many devices of each tier take part."""
-    job = json.loads((run.path / "run.json").read_text())["job"]
+    assert run.path is not None
+    job = run.about["job"]
     tiers = job["simulate"]["tiers"]
     if job["cover"]["rule"] == "everything":
         tiers = {name: count for name, count in tiers.items() if name == "strong"}

@@ -47,7 +47,7 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
         good = run.values("accuracy") >= target
         if not good.any():
             return None
-        rows = run.rows[: int(good.argmax()) + 1]
+        rows = run.rounds[: int(good.argmax()) + 1]
         return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / MEBIBYTE
 
     return measure
@@ -55,11 +55,13 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
 
 def mebibytes_per_worker(run: Run) -> float | None:
     """Of a round."""
-    return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rows) / len(run.rows) / MEBIBYTE
+    return (
+        sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rounds) / len(run.rounds) / MEBIBYTE
+    )
 
 
 def bytes_up(run: Run) -> float | None:
-    return float(sum(row["bytes_up"] for row in run.rows))
+    return float(sum(row["bytes_up"] for row in run.rounds))
 
 
 def _scores(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ KEPT = [{"rule": "weight_decay", "factor": 1e-4}, {"rule": "momentum", "factor":
 
 def _parts(run: Run) -> int:
     """In how many rounds everything is averaged once."""
-    sync = json.loads(run.setting).get("sync", {})
+    sync = run.about["job"].get("sync", {})
     return int(sync["parts"]) if sync.get("rule") == "rotating" else 1
 
 
@@ -31,7 +30,7 @@ def distances(run: Run) -> tuple[Floats, Floats]:
     A round of partial averaging measures one part of several; of the last so many rounds the parts add up. The
     last round of all averages everything, parts that are only a step old, and is left out.
     """
-    parts, rows = _parts(run), run.rows[:-1]
+    parts, rows = _parts(run), run.rounds[:-1]
     each = [sum(row.get("per_layer", {}).get("discrepancy", {}).values()) for row in rows]
     sums = np.convolve(np.array(each, np.float64), np.ones(parts), "valid") if len(each) >= parts else np.zeros(0)
     return run.progress("steps")[:-1][parts - 1 :], sums
@@ -44,7 +43,7 @@ def _apart(run: Run) -> float | None:
 
 
 def _messages(run: Run) -> float | None:
-    return float(sum(row["messages"] for row in run.rows))
+    return float(sum(row["messages"] for row in run.rounds))
 
 
 def _job(fleet: dict[str, Any], batch: int, rate: str, steps: int, tau: int, by: str) -> dict[str, Any]:

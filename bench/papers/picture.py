@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from bench.papers.runner import Reproduction, RowResult
 from bench.papers.table import Drawn
-from simulation.figure import save, tidy
-from simulation.run_plots import CURVES, STYLES, X_NAMES, Y_NAMES, draw_curves, plot_layers
-from simulation.runs import Group
+from simulation.plots import CURVES, STYLES, X_NAMES, Y_NAMES, draw_curves, plot_layers, save, tidy
+from simulation.runs import RunGroup
 
 
 def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
@@ -26,7 +25,7 @@ def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
         runs = by_label[label].runs if label in by_label else ()
         if runs:
             files.append(folder / f"{name}-{quantity}-{number}.png")
-            plot_layers(replace(runs[0], name=label), quantity, found.table.x, files[-1])
+            save(plot_layers(replace(runs[0], name=label), quantity, found.table.x), files[-1])
     return files
 
 
@@ -57,7 +56,7 @@ def _draw_curves(found: Reproduction, file: Path) -> None:
 
 
 def _accuracies(axes: Axes, results: list[RowResult], x: str) -> str:
-    return draw_curves(axes, [Group(_name(result), result.runs) for result in results], x, "accuracy")
+    return draw_curves(axes, [RunGroup(_name(result), result.runs) for result in results], x, "accuracy")
 
 
 def _drawn(axes: Axes, results: list[RowResult], drawn: Drawn) -> str:

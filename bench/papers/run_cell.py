@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.bundle_files import read_manifest
 from federation.errors import EmbraceError
 from federation.job import plan_from, plan_to
 from model_export.bundle import Choices, export_bundle
 from model_export.source import load_source
 from simulation.datasets import Dataset, load_dataset
-from simulation.fleet import Scene, fleet_table
+from simulation.fleet import fleet_table, open_fleet
 from simulation.pool import InlinePool
-from simulation.run import Options, Simulation
+from simulation.simulate import Options, Simulation
 
 FAILED = "failed.txt"
 
@@ -62,11 +61,10 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> s
     if (folder / FAILED).is_file():
         return (folder / FAILED).read_text()
     plan = plan_from(spec.whole_job)
-    table = fleet_table(plan, {})
-    scene = Scene(plan, table, bundle, read_manifest(bundle), _data(table.dataset, data_dir))
-    options = Options(workers=1, pool=InlinePool, stop_at=spec.stop_at, **spec.every)
+    fleet = open_fleet(plan, bundle, _data(fleet_table(plan, {}).dataset, data_dir))
+    options = replace(Options(workers=1, pool=InlinePool, stop_at=spec.stop_at), **dict[str, Any](spec.every))
     try:
-        Simulation(scene, folder, options).run()
+        Simulation(fleet, folder, options).run()
     except EmbraceError as error:
         if "use a smaller rate" not in str(error):
             raise

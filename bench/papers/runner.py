@@ -42,7 +42,7 @@ class RowResult:
 
     @property
     def seconds(self) -> float:
-        return sum(float(row.get("seconds", 0.0)) for run in self.runs for row in run.rows)
+        return sum(float(row.get("seconds", 0.0)) for run in self.runs for row in run.rounds)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Work:
 
     def _accuracy(self, spec: RunSpec) -> float:
         run = read_run(self.place.runs / spec.folder)
-        self.tuning_seconds += sum(float(row.get("seconds", 0.0)) for row in run.rows)
+        self.tuning_seconds += sum(float(row.get("seconds", 0.0)) for row in run.rounds)
         return round(final_accuracy(run) or 0.0, 2)
 
     def run(self, what: str, wanted: Sequence[tuple[Row, RunSpec]]) -> dict[str, str]:

@@ -21,7 +21,7 @@ def _at(run: Run, place: float) -> Floats:
     """SVCCA over rounds at a place of the network; nan where it was not measured."""
     layers = run.layers("svcca")
     if not layers:
-        return np.full(len(run.rows), np.nan)
+        return np.full(len(run.rounds), np.nan)
     return run.by_layer("svcca", [layers[round(place * (len(layers) - 1))]])[0]
 
 

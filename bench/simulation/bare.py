@@ -10,19 +10,21 @@ import numpy as np
 from bench.simulation.case import DECAY, MOMENTUM, Case
 from bench.simulation.meter import Meter
 from edge_runtime.bundle_files import map_weights, read_manifest
-from simulation.pool import Arrays, Job, Layout, LocalPool, Plan, Work
+from simulation.pool import Arrays, ArraySpec, Json, LocalPool, Work, WorkerSpec
 
 
 def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
     """All rounds: the cohort in equal parts to the processes, the mean of what they give. Returns the losses."""
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "numbers")}
     manifest = read_manifest(Path(case.bundle))
-    shared = {name: Layout(array.shape, str(array.dtype)) for name, array in arrays.items()}
-    size = Layout((manifest.space.size,))
-    plan = Plan("bench.simulation.bare:build", {"case": vars(case)}, {"global": size, **shared}, {"updates": size})
+    shared = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
+    size = ArraySpec((manifest.space.size,))
+    spec = WorkerSpec(
+        "bench.simulation.bare:build", {"case": vars(case)}, {"global": size, **shared}, {"updates": size}
+    )
     weights = np.array(map_weights(Path(case.bundle) / manifest.weights.name, manifest.space))
     found = []
-    with LocalPool(plan, case.workers) as pool:
+    with LocalPool(spec, case.workers) as pool:
         for name, array in arrays.items():
             pool.share(name, array)
         for number, seats in enumerate(json.loads((folder / "seats.json").read_text())):
@@ -39,7 +41,7 @@ def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
     return found
 
 
-def build(settings: Job, shared: Arrays) -> Work:
+def build(settings: Json, shared: Arrays) -> Work:
     """The loop that one writes without any of this: load, SGD, subtract."""
     import torch
 
@@ -54,7 +56,7 @@ def build(settings: Job, shared: Arrays) -> Work:
     state, where = module.state_dict(), manifest.space.views(shared["global"])
     inputs, labels = torch.from_numpy(shared["inputs"]), torch.from_numpy(shared["labels"])
 
-    def work(job: Job, slot: Arrays) -> Job:
+    def work(job: Json, slot: Arrays) -> Json:
         losses = []
         slot["updates"].fill(0.0)
         total = manifest.space.views(slot["updates"])
@@ -68,7 +70,7 @@ def build(settings: Job, shared: Arrays) -> Work:
                 chosen = torch.from_numpy(shared["numbers"][device, indices])
                 optimiser.zero_grad()
                 loss = torch.nn.functional.cross_entropy(module(inputs[chosen]), labels[chosen])
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 own.append(loss.item())
             losses.append(float(np.mean(own)))

@@ -22,7 +22,7 @@ from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.data import from_arrays
 from federation.job import Plan, plan_from
 from simulation.datasets import Dataset
-from simulation.fleet import Scene, fleet_table
+from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.server import SimulatedServer
 from simulation.shared_samples import convert
 
@@ -66,27 +66,27 @@ def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[A
     converted, _ = convert(from_arrays(stored, labels, read_manifest(Path(case.bundle))))
     np.save(folder / "inputs.npy", converted)
     (folder / "case.json").write_text(json.dumps(asdict(case)))
-    scene = open_case(case, folder)
-    np.save(folder / "numbers.npy", np.stack([device.numbers for device in scene.devices]))
-    (folder / "seats.json").write_text(json.dumps(_seats(case, scene)))
+    fleet = open_case(case, folder)
+    np.save(folder / "numbers.npy", np.stack([device.numbers for device in fleet.devices]))
+    (folder / "seats.json").write_text(json.dumps(_seats(case, fleet)))
 
 
 def read_case(folder: Path) -> Case:
     return Case(**json.loads((folder / "case.json").read_text()))
 
 
-def open_case(case: Case, folder: Path) -> Scene:
+def open_case(case: Case, folder: Path) -> SimulatedFleet:
     """The fleet of `embrace simulate`, as if the samples were one of its data sets."""
     stored, labels = (np.load(folder / f"{name}.npy") for name in ("stored", "labels"))
     manifest = read_manifest(Path(case.bundle))
     data = Dataset("case", stored, labels, stored[:1], labels[:1], manifest.output.shape[0])
-    return Scene(case.plan, fleet_table(case.plan, {}), Path(case.bundle), manifest, data)
+    return open_fleet(case.plan, Path(case.bundle), data)
 
 
-def _seats(case: Case, scene: Scene) -> list[list[tuple[int, int]]]:
-    weights = map_weights(scene.bundle / scene.manifest.weights.name, scene.manifest.space)
-    numbers = {device.id: number for number, device in enumerate(scene.devices)}
-    server = SimulatedServer(case.plan, scene.manifest, {d.id: d.profile for d in scene.devices}, weights)
+def _seats(case: Case, fleet: SimulatedFleet) -> list[list[tuple[int, int]]]:
+    weights = map_weights(fleet.bundle / fleet.manifest.weights.name, fleet.manifest.space)
+    numbers = {device.id: number for number, device in enumerate(fleet.devices)}
+    server = SimulatedServer(case.plan, fleet.manifest, {d.id: d.profile for d in fleet.devices}, weights)
     found = []
     for number in range(1 + case.rounds):
         server.state = replace(server.state, number=number)

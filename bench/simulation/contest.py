@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.simulation.bare import run_bare
 from bench.simulation.case import Case, open_case, read_case
 from bench.simulation.meter import Meter
-from simulation.run import Options, Simulation
+from simulation.simulate import Options, Simulation
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Result:
 
 
 def run_embrace(case: Case, folder: Path, meter: Meter) -> list[float]:
-    """What the command does, without scores, which nobody else computes. Returns the losses."""
+    """What the command does, without scores, which no other contestant computes. Returns the losses."""
     options = Options(workers=case.workers, evaluate_every=0)
-    lines = Simulation(open_case(case, folder), folder / "run", options).run(
+    run = Simulation(open_case(case, folder), folder / "run", options).run(
         lambda what, done, total: meter.round() if done < total else meter.end()
     )
-    return [line["loss"] for line in lines]
+    return [record["loss"] for record in run.rounds]
 
 
 def run(name: str, folder: Path) -> Result:

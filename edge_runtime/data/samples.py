@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,19 @@ from federation.errors import EmptyData, InputError, SingleClass
 from federation.manifest import Manifest
 
 _SPLIT = -1  # stands where an epoch does: no epoch's order is that of the split
+
+
+class TrainingSamples(Protocol):
+    """What training and scoring ask of local data."""
+
+    @property
+    def labels(self) -> Array:
+        """All labels in the model's type and shape."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        """Return inputs and labels of some samples as the training graph takes them."""
 
 
 class Samples:

@@ -123,9 +123,9 @@ def _plot(dealt: Dealt, out: Path) -> dict[str, Any]:
 
     Example: embrace data plot mnist --partitioner dirichlet --alpha 0.1 --devices 20 --out parts.png
     """
-    from simulation.partition_plot import plot_partition
+    from simulation.plots import plot_partition, save
 
-    plot_partition(dealt.title, dealt.counts, out)
+    save(plot_partition(dealt.title, dealt.counts), out)
     return {"counts": dealt.counts.tolist(), "picture": str(out)}
 
 

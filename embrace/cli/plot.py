@@ -33,11 +33,9 @@ def plot(
 
     Example: embrace plot runs/fedavg-* runs/embracing-* --y accuracy --out accuracy.png --table --target 0.8
     """
-    from simulation.runs import AXES, PER_LAYER, QUANTITIES, group_runs, read_run
+    from simulation.runs import PER_LAYER, check_axes, group_runs, read_run
 
-    for option, value, known in (("--x", x, AXES), ("--y", y, QUANTITIES)):
-        if value not in known:
-            raise InputError(f"{option} {value}: expected one of {', '.join(known)}")
+    check_axes(x, y, "--")
     if out is None and not table and not json_:
         raise InputError("nothing to do: expected --out FILE.png, --table or --json")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
@@ -48,12 +46,10 @@ def plot(
         if run.skipped:
             sys.stderr.write(f"note: {run.path}: lines of metrics.jsonl that could not be read: {run.skipped}\n")
     if out is not None:
-        from simulation.run_plots import plot_curves, plot_layers
+        from simulation.plots import plot_curves, plot_layers, save
 
-        if y in PER_LAYER and len(groups) == 1 and len(groups[0].runs) == 1:
-            plot_layers(groups[0].runs[0], y, x, out)
-        else:
-            plot_curves(groups, x, y, out, target)
+        alone = y in PER_LAYER and len(groups) == 1 and len(groups[0].runs) == 1
+        save(plot_layers(groups[0].runs[0], y, x) if alone else plot_curves(groups, x, y, target), out)
     from simulation.run_table import markdown, summarise
 
     lines = [summarise(group, target) for group in groups]

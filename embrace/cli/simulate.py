@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from embrace.cli import show
 from federation.errors import InputError
@@ -21,7 +20,9 @@ def simulate(
     data_dir: Annotated[
         Path | None, typer.Option(envvar="EMBRACE_DATA_DIR", help="Where data sets lie.", file_okay=False)
     ] = None,
-    engine: Annotated[str, typer.Option(help="torch (fast) or portable (the graphs that devices run).")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help="torch (fast), portable (the graphs that devices run), or auto: torch if it can.")
+    ] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes; without it one for each core.")] = None,
     engine_pool: Annotated[str, typer.Option(help="local, or ray: a cluster, or this machine's own.")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
@@ -41,35 +42,41 @@ def simulate(
 
     Example: embrace simulate job.toml --devices 128 --data-dir data --out runs/first
     """
-    import os
     from functools import partial
 
+    from simulation.fleet import read_job
     from simulation.pool import LocalPool
     from simulation.ray_pool import RayPool
-    from simulation.run import Options, Simulation, open_job
+    from simulation.runs import COLUMNS
+    from simulation.simulate import OpenPool
+    from simulation.simulate import simulate as run_simulation
 
-    pools = {"local": LocalPool, "ray": partial(RayPool, address=ray_address)}
+    pools: dict[str, OpenPool] = {"local": LocalPool, "ray": partial(RayPool, address=ray_address)}
     if engine_pool not in pools:
         raise InputError(f"--engine-pool: expected local or ray, got {engine_pool!r}")
-    options = Options(
-        engine,
-        workers or os.cpu_count() or 1,
-        pools[engine_pool],
-        evaluate_every,
-        layers_every,
-        svcca_every,
-        _link(link),
-    )
-    given = {"devices": devices, "dataset": dataset}
     with show.progress("simulate") as progress:
-        progress("read the data", 0, 1)
-        scene = open_job(job, given, data_dir, num_rounds=rounds, seed=seed)
-        folder = out or Path("runs") / (scene.plan.name or job.stem)
-        lines = Simulation(scene, folder, options).run(progress)
+        plan, bundle = read_job(job, num_rounds=rounds, seed=seed)
+        folder = out or Path("runs") / (plan.name or job.stem)
+        run = run_simulation(
+            plan,
+            bundle,
+            dataset,
+            data_dir=data_dir,
+            devices=devices,
+            engine=engine,
+            workers=workers,
+            pool=pools[engine_pool],
+            folder=folder,
+            evaluate_every=evaluate_every,
+            layers_every=layers_every,
+            svcca_every=svcca_every,
+            link=_link(link),
+            on_progress=progress,
+        )
     if as_json:
-        show.print_json({"folder": str(folder), "rounds": lines})
+        show.print_json({"folder": str(folder), "rounds": run.rounds})
         return
-    show.console().print(_table(scene.plan.num_rounds, lines))
+    show.console().print(show.table(f"{len(run.rounds)} rounds", COLUMNS, run.table()))
     show.console().print(f"{folder}: run.json, metrics.jsonl, weights.safetensors\nnext: embrace plot {folder}")
 
 
@@ -81,27 +88,3 @@ def _link(text: str | None) -> Link | None:
     except ValueError:
         raise InputError(f"--link: expected UP,DOWN,ROUND_TRIP as in 5,20,60, got {text!r}") from None
     return Link(1e6 * up, 1e6 * down, trip / 1000)
-
-
-def _table(rounds: int, lines: list[dict[str, Any]]) -> Table:
-    """The rounds that were scored, at most about twenty of them."""
-    scored = [line for line in lines if line.get("accuracy") is not None or line["round"] + 1 == rounds]
-    shown = scored[:: max(1, len(scored) // 20)]
-    shown += [] if not scored or shown[-1] is scored[-1] else [scored[-1]]
-    rows, up = [], 0
-    sent = {line["round"]: (up := up + line["bytes_up"]) for line in lines}
-    for line in shown:
-        accuracy = line.get("accuracy")
-        rows.append(
-            [
-                line["round"] + 1,
-                "–" if accuracy is None else f"{accuracy:.1%}",
-                "–" if line["loss"] is None else f"{line['loss']:.4f}",
-                line["devices"],
-                line["failures"] or "–",
-                show.size(sent[line["round"]]),
-                f"{line['seconds']:.2f}",
-            ]
-        )
-    columns = ["round", "accuracy", "training loss", "devices", "failed", "sent so far", "seconds"]
-    return show.table(f"{len(lines)} rounds", columns, rows)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulation.run import open_job
+from simulation.fleet import open_fleet, read_job
 from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text
 from tests.live_server import live_server
 
@@ -43,8 +43,8 @@ def write_job(home: Path) -> WriteJob:
 def fleet(tmp_path_factory: pytest.TempPathFactory, write_job: WriteJob) -> Iterator[Fleet]:
     """`embrace serve` and five agents, which work from job to job."""
     folder = tmp_path_factory.mktemp("fleet")
-    scene = open_job(write_job(job_text("fedavg")), {}, None)
+    simulated = open_fleet(*read_job(write_job(job_text("fedavg"))))
     with live_server(folder / "server", requests_per_second=10_000) as server:
-        tokens = enrol(server.url, server.enrolment, scene)
-        with at_work(Fleet(server.url, server.admin, tokens, scene, folder)) as found:
+        tokens = enrol(server.url, server.enrolment, simulated)
+        with at_work(Fleet(server.url, server.admin, tokens, simulated, folder)) as found:
             yield found

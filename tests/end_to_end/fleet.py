@@ -5,17 +5,15 @@ The agents have the names, tiers and samples of the simulated devices, so that b
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_runtime.agent import Agent, Device
 from edge_runtime.bundle_files import map_weights, read_manifest
@@ -24,10 +22,9 @@ from edge_runtime.engine.session import Settings
 from embrace.client import Client
 from federation.messages import Report
 from federation.space import Vector
-from simulation.fleet import Scene, SimulatedDevice
-from simulation.pool import Arrays, Job
-from simulation.pool import Plan as WorkPlan
-from simulation.run import Options, Simulation, open_job
+from simulation.fleet import SimulatedDevice, SimulatedFleet, open_fleet, read_job
+from simulation.pool import InlinePool
+from simulation.simulate import Options, Simulation
 
 SEED = 3
 PATIENCE = 120.0  # seconds until a job that should be done is given up
@@ -56,30 +53,6 @@ def job_text(algorithm: str, rounds: int = 4, more: str = "", **local: Any) -> s
     return HEAD.format(rounds=rounds, algorithm=named) + lines + joins + more
 
 
-class InProcess:
-    """The pool of a simulation without processes."""
-
-    def __init__(self, plan: WorkPlan, workers: int) -> None:
-        import torch
-
-        self._threads = torch.get_num_threads()
-        self._shared: Arrays = {name: np.zeros(x.shape, x.dtype) for name, x in plan.shared.items()}
-        self._slot: Arrays = {name: np.zeros(x.shape, x.dtype) for name, x in plan.slot.items()}
-        self._work = plan.worker(self._shared)
-
-    def share(self, name: str, value: NDArray[Any]) -> None:
-        self._shared[name][...] = value
-
-    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Arrays]]:
-        for job in jobs:
-            yield self._work(json.loads(json.dumps(job)), self._slot), self._slot
-
-    def close(self) -> None:
-        import torch
-
-        torch.set_num_threads(self._threads)
-
-
 @dataclass(frozen=True)
 class Simulated:
     weights: Vector
@@ -88,9 +61,9 @@ class Simulated:
 
 def simulate(file: Path, folder: Path) -> Simulated:
     """The job on simulated devices that compute what real ones do."""
-    scene = open_job(file, {}, None)
-    lines = Simulation(scene, folder, Options("portable", 1, InProcess, evaluate_every=0)).run()
-    return Simulated(read_weights(scene.bundle, folder / "weights.safetensors"), lines)
+    simulated = open_fleet(*read_job(file))
+    run = Simulation(simulated, folder, Options("portable", 1, InlinePool, evaluate_every=0)).run()
+    return Simulated(read_weights(simulated.bundle, folder / "weights.safetensors"), list(run.rounds))
 
 
 def read_weights(bundle: Path, file: Path) -> Vector:
@@ -128,10 +101,10 @@ class RealDevice:
             assert not self.thread.is_alive()
 
 
-def write_device(scene: Scene, device: SimulatedDevice, folder: Path) -> Device:
+def write_device(simulated: SimulatedFleet, device: SimulatedDevice, folder: Path) -> Device:
     """What a simulated device has, for a real one."""
     data = folder / f"{device.name}.npz"
-    np.savez(data, x=scene.data.x_train[device.numbers], y=scene.data.y_train[device.numbers])
+    np.savez(data, x=simulated.data.x_train[device.numbers], y=simulated.data.y_train[device.numbers])
     return device_of(folder, device.name, device.profile.tier)
 
 
@@ -146,10 +119,10 @@ def make_agent(url: str, token: str, device: Device, client: type[DeviceClient] 
     return Agent(client(url, token, patience=1e6, sleep=lambda seconds: time.sleep(min(seconds, 0.1))), device)
 
 
-def enrol(url: str, enrolment: str, scene: Scene) -> dict[str, str]:
-    """The devices of a scene; their tokens by name."""
+def enrol(url: str, enrolment: str, simulated: SimulatedFleet) -> dict[str, str]:
+    """The devices of a simulated fleet; their tokens by name."""
     client, tokens = DeviceClient(url, enrolment), {}
-    for device in scene.devices:
+    for device in simulated.devices:
         own, tokens[device.name] = client.enrol(device.name, {"tier": device.profile.tier})
         assert own == device.id
     client.close()
@@ -159,13 +132,13 @@ def enrol(url: str, enrolment: str, scene: Scene) -> dict[str, str]:
 class Fleet:
     """A coordinator's devices, and its administrator."""
 
-    def __init__(self, url: str, admin: str, tokens: dict[str, str], scene: Scene, folder: Path) -> None:
+    def __init__(self, url: str, admin: str, tokens: dict[str, str], simulated: SimulatedFleet, folder: Path) -> None:
         """Of devices that are enrolled; `tokens` by name. Everything of theirs goes into the folder."""
-        self.admin, self.folder, self.bundle, self.tokens = Client(url, admin), folder, scene.bundle, tokens
+        self.admin, self.folder, self.bundle, self.tokens = Client(url, admin), folder, simulated.bundle, tokens
         self.devices: dict[str, RealDevice] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for device in scene.devices:
-            agent = make_agent(url, tokens[device.name], write_device(scene, device, folder))
+        for device in simulated.devices:
+            agent = make_agent(url, tokens[device.name], write_device(simulated, device, folder))
             self.devices[device.name] = RealDevice(device.name, device.id, agent)
             agent.on_report = self.devices[device.name].reports.append
 

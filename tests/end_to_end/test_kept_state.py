@@ -20,11 +20,12 @@ from edge_runtime import state_file as state
 from edge_runtime.device_state import KeptFiles
 from edge_runtime.participant import Kept
 from federation.space import Vector
-from simulation.fleet import Scene
-from simulation.run import Options, Simulation, open_job
+from simulation.fleet import SimulatedFleet, open_fleet, read_job
+from simulation.pool import InlinePool
+from simulation.simulate import Options, Simulation
 from tests.coordinator.harness import ROOT, Site, serving
 from tests.end_to_end.conftest import WriteJob
-from tests.end_to_end.fleet import Fleet, InProcess, at_work, enrol, job_text, read_weights, simulate
+from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text, read_weights, simulate
 
 # Weights, momenta and control variates of its own.
 BUSY = job_text(
@@ -38,10 +39,10 @@ NAME = "device-0000"
 
 
 @contextmanager
-def fleet_at(site: Site, scene: Scene, folder: Path, without: tuple[str, ...] = ()) -> Iterator[Fleet]:
-    """All devices of a scene are enrolled; those that are named are not started."""
-    tokens = enrol(site.url, site.server.registry.invite(len(scene.devices), 600), scene)
-    fleet = Fleet(site.url, site.admin, tokens, scene, folder)
+def fleet_at(site: Site, simulated: SimulatedFleet, folder: Path, without: tuple[str, ...] = ()) -> Iterator[Fleet]:
+    """All devices of a simulated fleet are enrolled; those that are named are not started."""
+    tokens = enrol(site.url, site.server.registry.invite(len(simulated.devices), 600), simulated)
+    fleet = Fleet(site.url, site.admin, tokens, simulated, folder)
     others = {name: fleet.devices.pop(name) for name in without}
     with at_work(fleet):
         fleet.devices |= others
@@ -88,9 +89,11 @@ make_agent(url, token, device_of(folder, name, tier), Mortal).run(wait=1.0)
 """
 
 
-def start_agent(fleet: Fleet, url: str, scene: Scene, point: str = "", times: int = 0) -> subprocess.Popen[bytes]:
+def start_agent(
+    fleet: Fleet, url: str, simulated: SimulatedFleet, point: str = "", times: int = 0
+) -> subprocess.Popen[bytes]:
     """The first device as a process that kills itself at a point of its n-th task."""
-    tier = scene.devices[0].profile.tier or ""
+    tier = simulated.devices[0].profile.tier or ""
     given = [url, fleet.tokens[NAME], str(fleet.folder), NAME, tier, point, str(times)]
     return subprocess.Popen([sys.executable, "-c", _AGENT, *given], cwd=ROOT)
 
@@ -98,16 +101,19 @@ def start_agent(fleet: Fleet, url: str, scene: Scene, point: str = "", times: in
 @pytest.mark.parametrize("point", ["sent", *(pytest.param(p, marks=pytest.mark.slow) for p in POINTS)])
 def test_a_killed_agent_goes_on_with_what_counts(write_job: WriteJob, tmp_path: Path, point: str) -> None:
     file = write_job(BUSY)
-    scene = open_job(file, {}, None)
+    simulated = open_fleet(*read_job(file))
     expected = simulate(file, tmp_path / "run").weights
-    with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
-        process = start_agent(fleet, site.url, scene, point, times=3)
+    with (
+        serving(tmp_path / "served") as site,
+        fleet_at(site, simulated, tmp_path / "devices", without=(NAME,)) as fleet,
+    ):
+        process = start_agent(fleet, site.url, simulated, point, times=3)
         try:
             job = fleet.admin.create(file)
             assert process.wait(120) == -signal.SIGKILL
             left = list((tmp_path / "devices" / NAME / "kept" / job).iterdir())
             assert len(left) == (1 if point == "acknowledged" else 2)
-            process = start_agent(fleet, site.url, scene)
+            process = start_agent(fleet, site.url, simulated)
             fleet.wait(lambda: fleet.job(job)["state"] == "done")
             found = fleet.weights(job)
             reports = fleet.admin.call("GET", f"/jobs/{job}/timings")
@@ -126,9 +132,12 @@ def test_a_device_that_lost_its_state_goes_on_from_the_servers_values(
     write_job: WriteJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_job(BUSY)
-    scene = open_job(file, {}, None)
+    simulated = open_fleet(*read_job(file))
     undisturbed = simulate(file, tmp_path / "undisturbed").weights
-    with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
+    with (
+        serving(tmp_path / "served") as site,
+        fleet_at(site, simulated, tmp_path / "devices", without=(NAME,)) as fleet,
+    ):
         job = fleet.admin.create(file)
         forgetful = fleet.devices[NAME]
         assert forgetful.agent.run(most_tasks=3, wait=5.0) == 3
@@ -139,12 +148,16 @@ def test_a_device_that_lost_its_state_goes_on_from_the_servers_values(
         told = [row for row in fleet.admin.call("GET", f"/jobs/{job}/timings") if row["lost_state"]]
         rounds = fleet.admin.call("GET", f"/jobs/{job}/rounds")
         tidy(site, fleet, job)
-    assert [(row["device"], row["round"]) for row in told] == [(scene.devices[0].id, 3)]
+    assert [(row["device"], row["round"]) for row in told] == [(simulated.devices[0].id, 3)]
     assert [row["summary"]["lost_state"] for row in rounds] == [0, 0, 0, 1, 0, 0]
     load = KeptFiles.load
 
     def forgotten(self: KeptFiles, task: str) -> Kept | None:
-        return None if self.folder.name == scene.devices[0].id and task.startswith("simulated-2-") else load(self, task)
+        return (
+            None
+            if self.folder.name == simulated.devices[0].id and task.startswith("simulated-2-")
+            else load(self, task)
+        )
 
     monkeypatch.setattr(KeptFiles, "load", forgotten)
     assert (found == simulate(file, tmp_path / "run").weights).all()
@@ -156,7 +169,7 @@ def test_a_full_disk_while_state_is_written(
 ) -> None:
     """The task is given back, what was kept before is good, and the device gets the task again."""
     file = write_job(BUSY + "[bounds]\noffer = 0.5\n")
-    scene = open_job(file, {}, None)
+    simulated = open_fleet(*read_job(file))
     expected = simulate(file, tmp_path / "run").weights
     written, fsync = [], os.fsync
 
@@ -168,14 +181,14 @@ def test_a_full_disk_while_state_is_written(
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(descriptor)
 
-    with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices") as fleet:
+    with serving(tmp_path / "served") as site, fleet_at(site, simulated, tmp_path / "devices") as fleet:
         monkeypatch.setattr(state.os, "fsync", full)
         job = fleet.admin.create(file)
         fleet.wait(lambda: fleet.job(job)["state"] == "done")
         found = fleet.weights(job)
         failed = [event["body"] for event in fleet.admin.watch(job) if event["kind"] == "TaskFailed"]
         tidy(site, fleet, job)
-    assert [(body["device"], body["reason"]) for body in failed] == [(scene.devices[0].id, "disk_full")]
+    assert [(body["device"], body["reason"]) for body in failed] == [(simulated.devices[0].id, "disk_full")]
     assert (found == expected).all()
 
 
@@ -192,7 +205,7 @@ REPLACED = {
 }
 
 
-def simulate_leaving(scene: Scene, folder: Path, device: str, after: int) -> Vector:
+def simulate_leaving(simulated: SimulatedFleet, folder: Path, device: str, after: int) -> Vector:
     """The simulation, without a device from a round on."""
 
     class Leaving(Simulation):
@@ -201,8 +214,8 @@ def simulate_leaving(scene: Scene, folder: Path, device: str, after: int) -> Vec
                 del self.server.profiles[device]
             return super()._round(pool)
 
-    Leaving(scene, folder, Options("portable", 1, InProcess, evaluate_every=0)).run()
-    return read_weights(scene.bundle, folder / "weights.safetensors")
+    Leaving(simulated, folder, Options("portable", 1, InlinePool, evaluate_every=0)).run()
+    return read_weights(simulated.bundle, folder / "weights.safetensors")
 
 
 @pytest.mark.parametrize("name", ["FedLAMA", *(pytest.param(n, marks=pytest.mark.slow) for n in list(REPLACED)[1:])])
@@ -210,8 +223,11 @@ def test_a_device_that_leaves_in_the_middle_of_a_window(write_job: WriteJob, tmp
     """Four of five take part; the fifth takes over the place of one that is shut out after some rounds."""
     text, after = REPLACED[name]
     file = write_job(text)
-    scene = open_job(file, {}, None)
-    with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices", without=(NAME,)) as fleet:
+    simulated = open_fleet(*read_job(file))
+    with (
+        serving(tmp_path / "served") as site,
+        fleet_at(site, simulated, tmp_path / "devices", without=(NAME,)) as fleet,
+    ):
         job = fleet.admin.create(file)
         leaver = fleet.devices[NAME]
         assert leaver.agent.run(most_tasks=after, wait=5.0) == after
@@ -221,8 +237,8 @@ def test_a_device_that_leaves_in_the_middle_of_a_window(write_job: WriteJob, tmp
         seats = [(row["round"], row["device"]) for row in fleet.admin.call("GET", f"/jobs/{job}/timings")]
         tidy(site, fleet, job)
     mine = [number for number, device in seats if device == leaver.id]
-    assert mine == list(range(after)) and len(seats) == 4 * scene.plan.num_rounds
-    assert (found == simulate_leaving(scene, tmp_path / "run", leaver.id, after)).all()
+    assert mine == list(range(after)) and len(seats) == 4 * simulated.plan.num_rounds
+    assert (found == simulate_leaving(simulated, tmp_path / "run", leaver.id, after)).all()
     assert (found != simulate(file, tmp_path / "undisturbed").weights).any()
 
 
@@ -230,8 +246,8 @@ def test_nothing_is_left_of_a_job_that_is_over(write_job: WriteJob, tmp_path: Pa
     """Its last round ends a window, but hands nothing on; what devices kept of it goes when the next job begins."""
     some = "[participate]\ncount = 3\nmin_available = 5\n[sync]\nrule = 'rotating'\nparts = 1\n"
     file = write_job(job_text("partial_averaging", 10, some))
-    scene = open_job(file, {}, None)
-    with serving(tmp_path / "served") as site, fleet_at(site, scene, tmp_path / "devices") as fleet:
+    simulated = open_fleet(*read_job(file))
+    with serving(tmp_path / "served") as site, fleet_at(site, simulated, tmp_path / "devices") as fleet:
         first = fleet.admin.create(file)
         fleet.wait(lambda: fleet.job(first)["state"] == "done")
         tidy(site, fleet, first)

@@ -17,8 +17,7 @@ import pytest
 from coordinator.store.files import Files
 from embrace.client import Client
 from federation.space import Vector
-from simulation.fleet import Scene
-from simulation.run import open_job
+from simulation.fleet import SimulatedFleet, open_fleet, read_job
 from tests.coordinator.harness import end_process, serving, start_server
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import PATIENCE, Fleet, at_work, enrol, job_text, simulate
@@ -41,7 +40,7 @@ class Prepared:
     """A directory with enrolled devices and a job, before anything has happened; and what it leads to."""
 
     directory: Path
-    scene: Scene
+    simulated: SimulatedFleet
     job: str
     admin: str
     tokens: dict[str, str]
@@ -55,15 +54,15 @@ def prepare(write_job: WriteJob, tmp_path_factory: pytest.TempPathFactory) -> Ca
     def give(name: str) -> Prepared:
         if name not in made:
             folder, file = tmp_path_factory.mktemp(name), write_job(JOBS[name])
-            scene = open_job(file, {}, None)
+            simulated = open_fleet(*read_job(file))
             with serving(folder / "start") as site:
                 known = site.server.registry
-                tokens = enrol(site.url, known.invite(len(scene.devices), 600), scene)
+                tokens = enrol(site.url, known.invite(len(simulated.devices), 600), simulated)
                 admin = Client(site.url, site.admin)
                 job = admin.create(file)
                 admin.close()
             expected = simulate(file, folder / "run").weights
-            made[name] = Prepared(folder / "start", scene, job, site.admin, tokens, expected)
+            made[name] = Prepared(folder / "start", simulated, job, site.admin, tokens, expected)
         return made[name]
 
     return give
@@ -94,7 +93,7 @@ def test_killed_at_a_point(
     directory = Path(shutil.copytree(prepared.directory, tmp_path / "disturbed"))
     process, url = start_server(directory, point=point, times=times)
     try:
-        with at_work(Fleet(url, prepared.admin, prepared.tokens, prepared.scene, tmp_path / "devices")) as fleet:
+        with at_work(Fleet(url, prepared.admin, prepared.tokens, prepared.simulated, tmp_path / "devices")) as fleet:
             assert process.wait(PATIENCE) == -signal.SIGKILL
             end_process(process)
             process, again = start_server(directory, port=httpx.URL(url).port or 0)
@@ -106,6 +105,6 @@ def test_killed_at_a_point(
     finally:
         end_process(process)
     assert (found == prepared.expected).all()
-    last = prepared.scene.plan.num_rounds
+    last = prepared.simulated.plan.num_rounds
     kept = {path.stem for path in Files(directory).version(prepared.job, 0).parent.iterdir()}
     assert kept == {str(last), str(last - 1)}

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from federation.algorithms import PRESETS
 from federation.errors import InputError
-from simulation.run import Simulation
+from simulation.simulate import Simulation
 from tests.laws.combinations import FLEETS, combinations, fleet_of, jobs
 from tests.laws.test_combinations import MIXED, assert_same, preset_job
 from tests.laws.world import Fleet
@@ -22,7 +22,7 @@ from tests.laws.world import Fleet
 def checkpoint(fleet: Fleet) -> Simulation:
     """The part of a simulation that saves and restores, around this fleet's server."""
     simulation = Simulation.__new__(Simulation)
-    simulation.folder, simulation.server, simulation.lines = fleet.folder, fleet.server, []
+    simulation.folder, simulation.server, simulation.records = fleet.folder, fleet.server, []
     (fleet.folder / "metrics.jsonl").touch()
     return simulation
 

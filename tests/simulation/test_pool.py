@@ -17,14 +17,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from federation.errors import InputError, MissingPackage
-from simulation.pool import Layout, LocalPool, Plan, WorkerError
+from simulation.pool import ArraySpec, LocalPool, WorkerError, WorkerSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAN = Plan(
+SPEC = WorkerSpec(
     "tests.simulation.pool_work:build",
     {"add": 0.5},
-    {"x": Layout((3,)), "more": Layout((2, 2), "int64")},
-    {"out": Layout((3,))},
+    {"x": ArraySpec((3,)), "more": ArraySpec((2, 2), "int64")},
+    {"out": ArraySpec((3,))},
 )
 
 
@@ -33,11 +33,11 @@ def jobs(count: int) -> list[dict]:
     return [{"number": number, "sleep": 0.02 * (number % 3 == 0)} for number in range(count)]
 
 
-def ray_pool(plan: Plan, workers: int):
+def ray_pool(spec: WorkerSpec, workers: int):
     pytest.importorskip("ray")
     from simulation.ray_pool import RayPool
 
-    return RayPool(plan, workers)
+    return RayPool(spec, workers)
 
 
 POOLS = [LocalPool, pytest.param(ray_pool, marks=pytest.mark.filterwarnings("ignore"))]
@@ -45,7 +45,7 @@ POOLS = [LocalPool, pytest.param(ray_pool, marks=pytest.mark.filterwarnings("ign
 
 @pytest.mark.parametrize("make", POOLS)
 def test_answers_and_slots_come_in_the_order_of_the_jobs(make):
-    with make(PLAN, 2) as pool:
+    with make(SPEC, 2) as pool:
         for x in (np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)):
             pool.share("x", x)
             answers = [(answer, slot["out"].copy()) for answer, slot in pool.map(jobs(11))]
@@ -60,18 +60,18 @@ def test_answers_and_slots_come_in_the_order_of_the_jobs(make):
 
 @pytest.mark.parametrize("make", POOLS)
 def test_an_error_in_a_worker_is_told_in_one_line(make):
-    with make(PLAN, 2) as pool, pytest.raises(WorkerError, match=r"ValueError: job 1 is not to my taste$"):
+    with make(SPEC, 2) as pool, pytest.raises(WorkerError, match=r"ValueError: job 1 is not to my taste$"):
         list(pool.map([{"number": 0}, {"number": 1, "raise": True}, {"number": 2}]))
 
 
 @pytest.mark.parametrize("make", POOLS)
 def test_a_worker_that_dies_is_an_error_and_not_a_wait(make):
-    with make(PLAN, 2) as pool, pytest.raises(WorkerError, match=r"(signal 9|gone).*number"):
+    with make(SPEC, 2) as pool, pytest.raises(WorkerError, match=r"(signal 9|gone).*number"):
         list(pool.map([{"number": 0}, {"number": 7, "die": True}, {"number": 2}]))
 
 
 def test_a_map_that_was_given_up_does_not_answer_the_next_one():
-    with LocalPool(PLAN, 2) as pool:
+    with LocalPool(SPEC, 2) as pool:
         pool.share("x", np.ones(3, np.float32))
         given_up = pool.map([{"number": 0}, {"number": 1, "sleep": 0.5}, {"number": 2, "sleep": 0.5}])
         next(given_up)
@@ -82,7 +82,7 @@ def test_a_map_that_was_given_up_does_not_answer_the_next_one():
 
 def test_a_number_of_workers_that_makes_no_sense():
     with pytest.raises(InputError, match="workers"):
-        LocalPool(PLAN, 0)
+        LocalPool(SPEC, 0)
 
 
 def test_ray_is_asked_for_by_its_extra(monkeypatch):
@@ -90,11 +90,11 @@ def test_ray_is_asked_for_by_its_extra(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingPackage, match=r"embrace\[ray\]"):
-        RayPool(PLAN, 1)
+        RayPool(SPEC, 1)
 
 
 def test_nothing_is_left_in_shared_memory():
-    with LocalPool(PLAN, 1) as pool:
+    with LocalPool(SPEC, 1) as pool:
         names = [block.name for block in (pool._shared, *pool._slots)]
         list(pool.map(jobs(2)))
         assert len(set(names)) == 3
@@ -106,10 +106,10 @@ def test_nothing_is_left_in_shared_memory():
 INTERRUPTED = """
 import sys
 from simulation.pool import LocalPool
-from tests.simulation.test_pool import PLAN
+from tests.simulation.test_pool import SPEC
 if __name__ == "__main__":
     try:
-        with LocalPool(PLAN, 2) as pool:
+        with LocalPool(SPEC, 2) as pool:
             for answer, _ in pool.map({"number": n, "sleep": 0.05} for n in range(10**6)):
                 print(answer["pid"], flush=True)
     except KeyboardInterrupt:
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_all_processes_and_says_nothing(tmp_path):
         start_new_session=True,
     )
     workers = {int(process.stdout.readline()) for _ in range(6)}
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody hears it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes hear it
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (7, "")
     until = time.monotonic() + 30

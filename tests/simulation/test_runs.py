@@ -1,40 +1,20 @@
-"""Runs as they lie on disk: curves over seeds, tables, pictures; compared with figures made by hand."""
+"""Runs in folders and in memory: curves over seeds and what notebooks show, compared with figures made by hand."""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from safetensors.numpy import save as safetensors
 
-from federation.errors import DataError
-from simulation.run_plots import plot_curves, plot_layers
-from simulation.run_table import markdown, summarise
-from simulation.runs import Group, group_runs, read_run
-
-
-def write(folder: Path, rows: list[dict[str, Any]], run: Any = None, ending: str = "") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + ending)
-    if run is not None:
-        (folder / "run.json").write_text(json.dumps(run))
-    return folder
-
-
-def scored(*accuracies: float | None, **more: Any) -> list[dict[str, Any]]:
-    return [
-        {"round": number, "steps": 10, "bytes_up": 1_000_000, "bytes_down": 2_000_000, "accuracy": value, **more}
-        for number, value in enumerate(accuracies)
-    ]
-
-
-def job(name: str, seed: int, **more: Any) -> dict[str, Any]:
-    return {"name": name, "job": {"rounds": 3, "simulate": {"seed": seed, "devices": 4}, **more}, "seeds": [seed]}
+from federation.errors import DataError, EmbraceError, InputError
+from simulation.runs import COLUMNS, Run, RunGroup, group_runs, read_run
+from tests.simulation.written_runs import LAYERS, job, scored, three, write
 
 
 def test_a_run_adds_up_what_its_rounds_cost(tmp_path: Path):
@@ -50,7 +30,7 @@ def test_a_run_adds_up_what_its_rounds_cost(tmp_path: Path):
 @pytest.mark.parametrize("ending", ['{"round": 3, "accu', "{", '{"round": 3'])
 def test_a_last_line_that_is_being_written_is_passed_over(tmp_path: Path, ending: str):
     run = read_run(write(tmp_path, scored(0.1, 0.2), ending=ending))
-    assert len(run.rows) == 2 and run.skipped == 0 and run.name == tmp_path.name
+    assert len(run.rounds) == 2 and run.skipped == 0 and run.name == tmp_path.name
 
 
 def test_a_whole_last_line_without_its_newline_counts(tmp_path: Path):
@@ -102,50 +82,13 @@ def test_folders_without_run_json_are_grouped_by_name(tmp_path: Path):
     assert [(group.name, len(group.runs)) for group in group_runs(runs)] == [("x", 2), ("y", 1)]
 
 
-def three(tmp_path: Path) -> Group:
-    values = ([0.10, None, 0.30, 0.60], [0.20, 0.25, 0.20], [0.30, None, 0.70, 0.65])
-    runs = [
-        read_run(write(tmp_path / f"{seed}", scored(*accuracies, loss=1.0), job("m", seed)))
-        for seed, accuracies in enumerate(values)
-    ]
-    (group,) = group_runs(runs)
-    return group
-
-
 def test_mean_and_band(tmp_path: Path):
     x, y, spread = three(tmp_path).curve("accuracy", "bytes")
     assert x.tolist() == [3e6, 9e6]  # round 1 was scored in one run only, round 3 is missing in one
     assert y.tolist() == pytest.approx([0.2, 0.4])
     assert spread.tolist() == pytest.approx([statistics.stdev([0.1, 0.2, 0.3]), statistics.stdev([0.3, 0.2, 0.7])])
-    alone = Group("alone", three(tmp_path).runs[:1]).curve("accuracy", "rounds")
+    alone = RunGroup("alone", three(tmp_path).runs[:1]).curve("accuracy", "rounds")
     assert alone[0].tolist() == [1, 3, 4] and alone[2].tolist() == [0, 0, 0]
-
-
-def test_the_table_by_hand(tmp_path: Path):
-    line = summarise(three(tmp_path), target=0.6)
-    assert line.final.mean == pytest.approx((0.60 + 0.20 + 0.65) / 3)
-    assert line.final.deviation == pytest.approx(statistics.stdev([0.60, 0.20, 0.65]))
-    assert line.best.mean == pytest.approx((0.60 + 0.25 + 0.70) / 3)
-    assert (line.runs, line.rounds, line.reached) == (3, 4, 2)
-    assert (line.rounds_to_target.mean, line.bytes_to_target.mean) == (3.5, 10.5e6)  # 4 and 3 rounds
-    assert markdown([line], 0.6).splitlines() == [
-        "| run | seeds | rounds | final accuracy % | best % | MB | rounds to 60 % | MB to 60 % |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| m | 3 | 4 | 48.33 ± 24.66 | 51.67 ± 23.63 | 11.00 ± 1.73 | 3.5 ± 0.7 (2 of 3) | 10.50 ± 2.12 |",
-    ]
-
-
-def test_a_table_of_runs_that_say_little(tmp_path: Path):
-    (group,) = group_runs([read_run(write(tmp_path, [{"round": 0, "loss": 1}], {"name": "a|b"}))])
-    assert markdown([summarise(group)]).splitlines()[-1] == "| a\\|b | 1 | 1 | – | – | – |"
-
-
-LAYERS = [
-    {"round": 0, "per_layer": {"svcca": {"in": 1.0, "out": 0.8}, "discrepancy": {"in": 1e-6, "out": 1e-2}}},
-    {"round": 1},
-    {"round": 2, "per_layer": {"svcca": {"in": 0.9, "middle": None}, "interval": {"in": 10, "out": 20}}},
-    {"round": 3, "per_layer": None},
-]
 
 
 def test_values_by_layer(tmp_path: Path):
@@ -156,29 +99,60 @@ def test_values_by_layer(tmp_path: Path):
     assert run.values("svcca")[[0, 2]].tolist() == [0.9, 0.9] and np.isnan(run.values("svcca")[[1, 3]]).all()
 
 
-def test_pictures(tmp_path: Path):
-    group = three(tmp_path / "runs")
-    layered = read_run(write(tmp_path / "layered", LAYERS))
-    many = [Group(f"method {number}", group.runs) for number in range(10)]
-    plot_curves([group], "rounds", "accuracy", tmp_path / "one.png", target=0.5)
-    plot_curves(many, "bytes", "accuracy", tmp_path / "many.png")
-    plot_curves([Group("l", [layered])], "rounds", "discrepancy", tmp_path / "point.png")
-    for y in ("discrepancy", "svcca", "interval"):
-        plot_layers(layered, y, "rounds", tmp_path / f"{y}.png")
-    for picture in tmp_path.glob("*.png"):
-        with Image.open(picture) as image:
-            assert len(image.convert("RGB").getcolors(1 << 22)) > 20  # something is drawn
-    with Image.open(tmp_path / "one.png") as image:
-        assert (0x00, 0x72, 0xB2) in {colour for _, colour in image.convert("RGB").getcolors(1 << 22)}
+WEIGHTS = {"a": np.arange(3, dtype=np.float32), "b": np.ones((2, 2), np.float32)}
 
 
-def test_what_cannot_be_drawn(tmp_path: Path):
-    run = read_run(write(tmp_path, [{"round": 0, "accuracy": None, "per_layer": {"svcca": {"in": None}}}]))
-    with pytest.raises(DataError, match="no run has values of accuracy to draw"):
-        plot_curves([Group("x", [run])], "rounds", "accuracy", tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"no line has per_layer\.interval to draw; 'embrace simulate --layers-every"):
-        plot_layers(run, "interval", "rounds", tmp_path / "x.png")
-    with pytest.raises(DataError, match="no finite values"):
-        plot_layers(run, "svcca", "rounds", tmp_path / "x.png")
-    with pytest.raises(DataError, match="no line has steps, expected it for --x steps"):
-        run.progress("steps")
+def in_memory(*accuracies: float | None) -> Run:
+    return Run("mine", scored(*accuracies, loss=0.5, devices=4), {"engine": "torch"}, weights_file=safetensors(WEIGHTS))
+
+
+def test_what_a_run_came_to():
+    run = in_memory(0.2, 0.9, 0.7, None)
+    assert (run.accuracy, run.best_accuracy, run.loss) == (0.7, 0.9, 0.5)
+    assert run.place_of(0.5) == 1 and run.place_of(0.95) is None
+    assert repr(run) == "Run('mine', 4 rounds, accuracy 70.0%)"
+    nothing = Run("none", [])
+    assert (nothing.accuracy, nothing.best_accuracy, nothing.loss) == (None, None, None)
+    assert repr(nothing) == "Run('none', 0 rounds)" and nothing.table() == []
+
+
+def test_a_run_is_shown_as_a_table():
+    run = in_memory(0.2, None, 0.7, None)
+    assert run.table()[0] == ["1", "20.0%", "0.5000", "4", "–", "1.00", "–"]
+    assert [cells[0] for cells in run.table()] == ["1", "3", "4"], "the rounds that were scored, and the last"
+    shown = run._repr_html_()
+    assert all(f"<th>{column}</th>" in shown for column in COLUMNS) and shown.count("<tr>") == 4
+    assert "&lt;b&gt;" in Run("<b>", [])._repr_html_()
+    assert len(in_memory(*[0.5] * 1000).table()) <= 21
+
+
+def test_a_run_in_memory_is_saved_and_read_again(tmp_path: Path):
+    run = in_memory(0.2, 0.7)
+    read = read_run(run.save(tmp_path / "new" / "run"))
+    assert (read.name, read.rounds, read.about["engine"]) == ("mine", run.rounds, "torch")
+    assert read.weights.keys() == WEIGHTS.keys()
+    assert all(np.array_equal(read.weights[name], value) for name, value in WEIGHTS.items())
+    memory = read.in_memory()
+    assert memory.path is None and np.array_equal(memory.weights["b"], WEIGHTS["b"])
+    with pytest.raises(InputError, match="not empty"):
+        run.save(tmp_path / "new")
+
+
+def test_a_run_without_weights(tmp_path: Path):
+    with pytest.raises(DataError, match="has no weights yet"):
+        _ = read_run(write(tmp_path, scored(0.5))).weights
+    with pytest.raises(DataError, match="none has no weights"):
+        _ = Run("none", []).weights
+
+
+def test_pandas_takes_the_records(monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    frame = Run("layered", LAYERS).to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and list(frame.index) == [0, 1, 2, 3]
+    assert frame["per_layer.svcca.in"][0] == 1.0
+
+
+def test_pandas_is_asked_for_by_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(EmbraceError, match="pip install pandas"):
+        in_memory(0.5).to_pandas()

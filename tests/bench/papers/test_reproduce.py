@@ -35,7 +35,7 @@ def run_of(tmp_path, accuracies, up=10.0):
         {"round": number, "accuracy": value, "bytes_up": up, "bytes_down": up, "devices": 2, "seconds": 1.0}
         for number, value in enumerate(accuracies)
     ]
-    return Run(tmp_path, "run", "", rows)
+    return Run("run", rows, path=tmp_path)
 
 
 def test_measures_of_a_run(tmp_path):
@@ -86,8 +86,8 @@ def test_a_run_ends_at_its_target(tmp_path):
     whole = reproduce(one_row_table(), "short", 1, Workplace(tmp_path / "whole"))
     targeted = one_row_table(stop_at=0.001)
     part = reproduce(targeted, "short", 1, Workplace(tmp_path / "part"))
-    assert len(part.rows[0].runs[0].rows) == 1
-    assert part.rows[0].runs[0].rows[0]["accuracy"] == whole.rows[0].runs[0].rows[0]["accuracy"]
+    assert len(part.rows[0].runs[0].rounds) == 1
+    assert part.rows[0].runs[0].rounds[0]["accuracy"] == whole.rows[0].runs[0].rounds[0]["accuracy"]
 
 
 def test_every_rate_is_tried_with_a_seed_that_does_not_count(tmp_path):

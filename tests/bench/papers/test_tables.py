@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -24,7 +22,7 @@ def run_of(tmp_path, sync, apart, steps=1):
     rows = [
         {"round": number, "steps": steps, "per_layer": {"discrepancy": layers}} for number, layers in enumerate(apart)
     ]
-    return Run(tmp_path, "run", json.dumps({"sync": sync}), rows)
+    return Run("run", rows, {"job": {"sync": sync}}, tmp_path)
 
 
 def test_parts_that_were_averaged_one_after_the_other_add_up(tmp_path):
@@ -41,7 +39,7 @@ def test_periodic_averaging_measures_everything_at_once(tmp_path):
 
 def test_devices_that_have_not_joined_yet_have_their_data_and_never_take_part(tmp_path):
     found = reproduce(TABLES["embracing-scaling"], "smoke", 1, Workplace(tmp_path))
-    devices = {result.row.label: {row["devices"] for row in result.runs[0].rows} for result in found.rows}
+    devices = {result.row.label: {row["devices"] for row in result.runs[0].rounds} for result in found.rows}
     assert devices[f"{EMBRACING}, 2 strong + 0 weak"] == {2}
     assert devices[f"{EMBRACING}, 2 strong + 14 weak"] == devices[f"{WIDTH}, 2 strong + 14 weak"] == {16}
     assert {result.row.job["simulate"]["devices"] for result in found.rows} == {16}

@@ -50,16 +50,6 @@ def test_a_picture_of_a_partition(embrace, tmp_path: Path):
     assert words.code == 0 and "1,437 of 1,437 samples on 20 devices" in words.out and str(out) in words.out
 
 
-def test_many_devices_and_many_classes_are_drawn_too(tmp_path: Path):
-    from simulation.partition_plot import plot_partition
-
-    counts = np.random.default_rng(0).integers(0, 5, (150, 62))
-    plot_partition("many", counts, tmp_path / "many.png")
-    plot_partition("one", counts[:1, :15], tmp_path / "one.png")
-    with Image.open(tmp_path / "many.png") as many, Image.open(tmp_path / "one.png") as one:
-        assert many.width > one.width
-
-
 def test_a_split_is_what_agents_read(embrace, digits: Path, tmp_path: Path):
     out = tmp_path / "parts"
     answer = embrace("data", "split", "digits", "--partitioner", "digits", "--devices", 10, "--out", out, "--json")

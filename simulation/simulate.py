@@ -1,0 +1,339 @@
+"""Simulate a whole fleet: rounds, scores, a record of each, and a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.bundle_files import map_weights, write_weights
+from edge_runtime.machine import describe_device
+from edge_runtime.state_file import load_state, save_state
+from federation.accumulate import Accumulator
+from federation.algorithm import Facts
+from federation.decode import decode
+from federation.errors import EmbraceError, InputError
+from federation.job import Plan, plan_from, plan_to
+from federation.layout import MODEL
+from federation.manifest import Manifest
+from federation.metrics import Score
+from federation.traffic import Link, Traffic, total_of
+from simulation.assignment import Assigner
+from simulation.datasets import Dataset
+from simulation.devices import Share
+from simulation.fleet import SamplesXY, SimulatedFleet, open_fleet
+from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
+from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
+from simulation.server import ServerState, SimulatedServer
+from simulation.svcca import compare_saved
+
+CHECKPOINT_SECONDS = 20.0
+SCORED, MOST_SCORES = 256, 32  # test samples that go through the model at once; parts that are scored apart
+Progress = Callable[[str, int, int], None]  # what, done, total
+OpenPool = Callable[[WorkerSpec, int], Pool]
+
+
+def simulate(
+    plan: Plan,
+    bundle: Path | str,
+    data: str | Dataset | SamplesXY | None = None,
+    *,
+    test_data: SamplesXY | None = None,
+    data_dir: Path | None = None,
+    devices: int | None = None,
+    tiers: Mapping[str, int] | None = None,
+    partition: str | None = None,
+    partition_constants: Mapping[str, Any] | None = None,
+    engine: str = "auto",
+    workers: int | None = None,
+    pool: OpenPool = LocalPool,
+    folder: Path | str | None = None,
+    evaluate_every: int = 1,
+    layers_every: int = 0,
+    svcca_every: int = 0,
+    link: Link | None = None,
+    stop_at: float | None = None,
+    on_progress: Progress = lambda what, done, total: None,
+) -> Run:
+    """Run a job on simulated devices. The same seed gives the same result, whatever the number of processes.
+
+    data: a pair of arrays (inputs, one integer label each), or the name of a data set below `data_dir`; without it the
+        job's. Of arrays a fifth is held out for testing, unless there is `test_data`.
+    devices, tiers, partition: how many devices, how many of which tier, how samples are dealt ("iid", "dirichlet" with
+        {"alpha": 0.1} as constants, ...). What is not given is as in the job's table [simulate].
+    engine: "torch" (fast), "portable" (the graphs that devices run) or "auto": torch where it is installed and the
+        model can be built again from the bundle's source, else portable.
+    workers: processes; without it one for each processor.
+    folder: keeps records and checkpoints there, and goes on with a run that was interrupted. Without it the run is in
+        memory alone.
+    evaluate_every: rounds between scores on the test data; 0: none. Likewise for measurements of every layer and for
+        comparisons of all local models by SVCCA.
+    stop_at: an accuracy at which the run ends early.
+    """
+    on_progress("read the data", 0, 1)
+    given: dict[str, Any] = {"devices": devices, "partitioner": partition, "partition": partition_constants}
+    if tiers is not None:
+        given |= {"tiers": dict(tiers), "devices": devices or sum(tiers.values())}
+    fleet = open_fleet(plan, Path(bundle), data, given, test_data=test_data, data_dir=data_dir)
+    if engine == "auto":
+        engine = choose_engine(fleet.manifest)
+    if not can_travel(plan):
+        warnings.warn(
+            "a rule of this job cannot be imported by worker processes: the simulation runs in this process alone; "
+            'define the rule in a file, as in "mine.py:MyRule", to use all processors',
+            stacklevel=2,
+        )
+        pool = InlinePool
+    count = workers or available_processors()
+    options = Options(engine, count, pool, evaluate_every, layers_every, svcca_every, link, stop_at)
+    with contextlib.ExitStack() as stack:
+        place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="embrace-run-"))
+        run = Simulation(fleet, Path(place), options).run(on_progress)
+        return run if folder else run.in_memory()
+
+
+def choose_engine(manifest: Manifest) -> str:
+    """Choose PyTorch where it is installed and the module can be built again in another process."""
+    source = manifest.source
+    file = Path(source.reference.rpartition(":")[0])
+    rebuilds = source.kind == "zoo" or (source.kind == "torch" and file.is_file())
+    return "torch" if rebuilds and find_spec("torch") else "portable"
+
+
+def can_travel(plan: Plan) -> bool:
+    """Say whether a worker process arrives at the same plan from its JSON."""
+    told = json.dumps(plan_to(plan), default=str)
+    try:
+        return json.dumps(plan_to(plan_from(json.loads(told)))) == told
+    except EmbraceError:
+        return False
+
+
+def available_processors() -> int:
+    """Count the processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a simulation is computed. Of these the engine and an early end change the result."""
+
+    engine: str = "torch"  # or portable
+    workers: int = 2
+    pool: OpenPool = LocalPool
+    evaluate_every: int = 1  # rounds; 0: never
+    by_layer_every: int = 0  # rounds between measurements of every layer; 0: never
+    svcca_every: int = 0  # rounds between comparisons of all local models, layer by layer; 0: never
+    link: Link | None = None  # how long the exchange of each round would take on it
+    stop_at: float | None = None  # accuracy at which the run ends early
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("torch", "portable"):
+            raise InputError(f"engine: expected torch or portable, got {self.engine!r}")
+
+
+class Simulation:
+    """Does one run in one folder; goes on with what is there already."""
+
+    def __init__(self, fleet: SimulatedFleet, folder: Path, options: Options) -> None:
+        self.fleet = fleet
+        self.folder = folder
+        self.options = options
+        self.plan = fleet.plan
+        self.manifest = fleet.manifest
+        weights = map_weights(fleet.bundle / self.manifest.weights.name, self.manifest.space)
+        profiles = {device.id: device.profile for device in fleet.devices}
+        self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
+        samples = {device.id: len(device.numbers) for device in fleet.devices}
+        self.assigner = Assigner(self.manifest, samples, options.engine == "torch", options.workers)
+        self.records: list[Record] = []
+        self.saved = 0  # the round that the checkpoint goes on with
+
+    def run(self, progress: Progress = lambda what, done, total: None) -> Run:
+        """Do every round that is still to come; return the whole run."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = self._describe()
+        self._resume()
+        if not self._finished():
+            pool = self._open_pool()
+            try:
+                self._rounds(pool, progress)
+            finally:
+                pool.close()
+            self._save(final=True)
+        return Run(about["name"], self.records, about, self.folder)
+
+    def _open_pool(self) -> Pool:
+        arrays, vectors = self.fleet.arrays(), self.server.state.vectors
+        ends = np.cumsum([0, *(len(device.numbers) for device in self.fleet.devices)])
+        settings = {
+            "bundle": str(self.fleet.bundle),
+            "plan": plan_to(self.plan) if can_travel(self.plan) else self.plan,
+            "folder": str(self.folder),
+            "engine": self.options.engine,
+            "vectors": list(vectors),
+            "devices": [[d.id, int(a), int(b)] for d, a, b in zip(self.fleet.devices, ends, ends[1:])],
+        }
+        size, tracks = self.manifest.space.size, 1 + len(self.plan.choices.tracks)
+        shared = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
+        spec = WorkerSpec(
+            "simulation.worker:build",
+            settings,
+            {"vectors": ArraySpec((len(vectors), size)), **shared},
+            {"sums": ArraySpec((tracks, size), "int64")},
+            ("simulation.stacked_trainer",) if self.options.engine == "torch" else (),
+        )
+        pool = self.options.pool(spec, self.options.workers)
+        for name, array in arrays.items():
+            pool.share(name, array)
+        return pool
+
+    def _rounds(self, pool: Pool, progress: Progress) -> None:
+        saved = time.monotonic()
+        while not self._finished():
+            number = self.server.state.number
+            progress(f"round {number + 1}", number, self.plan.num_rounds)
+            self._record(self._round(pool))
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self._save()
+                saved = time.monotonic()
+        progress("done", self.plan.num_rounds, self.plan.num_rounds)
+
+    def _finished(self) -> bool:
+        best = max((line["accuracy"] for line in self.records if line.get("accuracy") is not None), default=0.0)
+        reached = self.options.stop_at is not None and best >= self.options.stop_at
+        return reached or self.server.state.number >= self.plan.num_rounds
+
+    def _round(self, pool: Pool) -> dict[str, Any]:
+        began, server, number = time.perf_counter(), self.server, self.server.state.number
+        seats = server.seats()
+        draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
+        pool.share("vectors", np.stack(list(server.state.vectors.values())))
+        compares = self._due(self.options.svcca_every, number)
+        facts, saved = server.state.facts, self.saved
+        works = [
+            Share(number, facts, draws, groups, hands_on, compares, saved) for groups in self.assigner.assign(seats)
+        ]
+        sums, found = server.sums(seats), []
+        for answer, arrays in pool.map({"work": work.encode()} for work in works):
+            found.append(answer["done"])
+            for row, (name, header) in enumerate(answer["totals"].items()):
+                sums.merge(name, Accumulator.load(self.manifest.space, header, arrays["sums"][row]))
+        arrived = {slot for done in found for slot in done["arrived"]}
+        server.close(seats, [seat for seat in seats if seat.slot in arrived], sums)
+        reports = [report for done in found for report in done["reports"]]
+        failures = [failure for done in found for failure in done["failures"]]
+        line = {"round": number, **_summary(reports), "failures": len(failures)}
+        if self.options.link:
+            line["link_seconds"] = max(map(partial(_exchange_seconds, self.options.link), reports), default=0.0)
+        if self._due(self.options.evaluate_every, number):
+            score = self._score(pool)
+            line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
+        if self._due(self.options.by_layer_every, number):
+            moved = total_of(Traffic(**done["traffic"]) for done in found)
+            line["per_layer"] = {**server.by_layer(sums), "bytes_up": moved.up, "bytes_down": moved.down}
+        if compares:
+            line.setdefault("per_layer", {})["svcca"] = compare_saved(self.folder)
+        line["seconds"] = time.perf_counter() - began
+        return line
+
+    def _due(self, every: int, number: int) -> bool:
+        return bool(every) and ((number + 1) % every == 0 or number + 1 == self.plan.num_rounds)
+
+    def _score(self, pool: Pool) -> Score:
+        pool.share("vectors", np.stack(list(self.server.state.vectors.values())))
+        count, version = len(self.fleet.test_numbers), self.server.state.number
+        step = SCORED * -(-count // (SCORED * MOST_SCORES))  # whatever the number of workers: sums of floats keep order
+        starts = range(0, count, step)
+        jobs = [{"score": [start, min(start + step, count)], "version": version} for start in starts]
+        return sum((Score(**answer["score"]) for answer, _ in pool.map(jobs)), Score())
+
+    # --- what is written ---------------------------------------------------------------------------------------------
+
+    def _describe(self) -> dict[str, Any]:
+        """Write what the run is, or see that the folder has the same one."""
+        about: dict[str, Any] = {
+            "name": self.plan.name or self.plan.algorithm or self.manifest.name,
+            "job": {**plan_to(self.plan), "simulate": asdict(self.fleet.table)},
+            "engine": self.options.engine,
+            "machine": describe_device(),
+        }
+        path = self.folder / FACTS
+        if path.is_file():
+            known = json.loads(path.read_text())
+            same = json.loads(json.dumps(about["job"])) == known.get("job") and known.get("engine") == about["engine"]
+            if not same:
+                raise InputError(f"{self.folder} has another run in it; choose another folder")
+        path.write_text(json.dumps(about, indent=1) + "\n")
+        return about
+
+    def _record(self, record: Record) -> None:
+        self.records.append(record)
+        with (self.folder / METRICS).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _save(self, final: bool = False) -> None:
+        state = self.server.state
+        if final:
+            write_weights(self.folder / WEIGHTS, self.manifest.space, np.array(state.vectors[MODEL]))
+        about = {
+            "number": state.number,
+            "facts": asdict(state.facts),
+            "last": state.last,
+            "previous": state.previous,
+            "arrived": {str(slot): task for slot, task in state.arrived.items()},
+            "lines": len(self.records),
+        }
+        save_state(self.folder / "checkpoint", state.vectors, {"state": json.dumps(about)})
+        self.saved = state.number
+
+    def _resume(self) -> None:
+        path, metrics = self.folder / "checkpoint", self.folder / METRICS
+        if not path.is_file():
+            metrics.unlink(missing_ok=True)
+            return
+        vectors, words = load_state(path)
+        about = json.loads(words["state"])
+        self.saved = about["number"]
+        self.records = [json.loads(line) for line in metrics.read_text().splitlines()[: about["lines"]]]
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in self.records))
+        self.server.state = ServerState(
+            {name: np.array(vector) for name, vector in vectors.items()},
+            decode(Facts, about["facts"], "facts"),
+            about["number"],
+            {device: (int(number), str(task)) for device, (number, task) in about["last"].items()},
+            [(str(device), str(boundary), int(count)) for device, boundary, count in about["previous"]],
+            {int(slot): str(task) for slot, task in about["arrived"].items()},
+        )
+
+
+def _exchange_seconds(link: Link, report: Mapping[str, Any]) -> float:
+    moved = report["bytes"]
+    return link.seconds(Traffic({"": moved["uploaded"]}, {"": moved["downloaded"]}, sum(map(bool, moved.values()))))
+
+
+def _summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up what devices reported."""
+    losses = [report["loss"] for report in reports if report["loss"] is not None]
+    return {
+        "steps": max((report["steps"] for report in reports), default=0),
+        "loss": math.fsum(losses) / len(losses) if losses else None,
+        "devices": len(reports),
+        "samples": sum(report["samples"] for report in reports),
+        "bytes_up": sum(report["bytes"]["uploaded"] for report in reports),
+        "bytes_down": sum(report["bytes"]["downloaded"] for report in reports),
+        "messages": sum(bool(moved) for report in reports for moved in report["bytes"].values()),
+        "lost_state": sum(report["lost_state"] for report in reports),
+    }
