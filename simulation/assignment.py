@@ -73,7 +73,7 @@ class Assigner:
         return found
 
     def _kind(self, seat: Seat) -> tuple[str, int, int]:
-        """Devices of different kinds are never stacked."""
+        """Name the kind of a device: those of different kinds are never stacked."""
         samples = self.samples[seat.device]
         task = seat.task.for_samples(samples)
         return task.boundary, task.steps, min(task.batch, samples)

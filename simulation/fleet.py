@@ -210,7 +210,7 @@ def _checked(data: SamplesXY, name: str) -> tuple[NDArray[Any], Numbers]:
 
 
 def _scaled(tiers: Any, devices: int) -> dict[str, int]:
-    """The same shares of another number of devices; what rounding leaves over goes to the first."""
+    """Scale tiers to another number of devices; what rounding leaves over goes to the first."""
     if not isinstance(tiers, Mapping) or not tiers:
         raise InputError("simulate.tiers: expected a table of numbers")
     total = sum(tiers.values())

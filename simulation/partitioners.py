@@ -1,4 +1,4 @@
-"""How a data set is dealt to devices. The names are Flower's where Flower has the same.
+"""Divide a data set among devices. The names are Flower's where Flower has the same.
 
 A partitioner is a small frozen dataclass; `partition` gives one sorted array of sample numbers per device. No sample
 goes to two devices, and none is left out unless the partitioner says so. Chance is numpy's `Generator(PCG64(seed))`:
@@ -121,7 +121,7 @@ class DigitsPartitioner:
             raise InputError(f"digits.labels_per_partition: expected at most {len(known)}, all labels, got {each}")
         if each * num_partitions < len(known):
             raise InputError(
-                f"{num_partitions} devices of {each} labels leave some of the {len(known)} labels to nobody; "
+                f"{num_partitions} devices of {each} labels leave some of the {len(known)} labels to no device; "
                 f"expected at least {math.ceil(len(known) / each)} devices"
             )
         takers = self._deal_labels(len(known), num_partitions, rng)
@@ -135,7 +135,7 @@ class DigitsPartitioner:
         return _sorted([np.concatenate(part) for part in parts])
 
     def _deal_labels(self, known: int, devices: int, rng: np.random.Generator) -> list[list[int]]:
-        """The devices of each label. A device takes those that went to the fewest so far, by lot among equals."""
+        """Choose the devices of each label: a device takes those that the fewest have so far, by lot among equals."""
         takers: list[list[int]] = [[] for _ in range(known)]
         for device in range(devices):
             lots = rng.permutation(known)
@@ -166,7 +166,7 @@ class SimilarityPartitioner:
         dealt = round(self.similarity * len(labels))
         alike, rest = order[:dealt], order[dealt:]
         stretches = np.array_split(rest[np.argsort(labels[rest], kind="stable")], num_partitions)
-        # From the other end, so that those who get one more here are not those who get one more there.
+        # From the other end, so that the devices which get one more here are not those which get one more there.
         shares = np.array_split(alike, num_partitions)[::-1]
         return _sorted([np.concatenate(pair) for pair in zip(shares, stretches)])
 
@@ -175,7 +175,7 @@ class SimilarityPartitioner:
 class NaturalIdPartitioner:
     """Whole groups are dealt to devices at random: all samples of a writer, all reviews of a film.
 
-    With `groups_per_partition` every device gets so many, and the groups that are left over go to nobody. Without it
+    With `groups_per_partition` every device gets so many, and the groups that are left over go to no device. Without it
     all groups are dealt, equally many to each device (but for one).
     """
 
@@ -217,7 +217,7 @@ PARTITIONERS: Mapping[str, type[Partitioner]] = MappingProxyType(
 
 
 def make_partitioner(name: str, constants: Mapping[str, Any] = MappingProxyType({})) -> Partitioner:
-    """A partitioner by its name in a job file, with its constants as keys.
+    """Make a partitioner by its name in a job file, with its constants as keys.
 
     >>> make_partitioner("dirichlet", {"alpha": 0.1})
     DirichletPartitioner(alpha=0.1, min_partition_size=10)
@@ -234,17 +234,17 @@ def make_partitioner(name: str, constants: Mapping[str, Any] = MappingProxyType(
 
 
 def constants_of(name: str) -> list[str]:
-    """The keys that a partitioner takes."""
+    """List the keys that a partitioner takes."""
     return [field.name for field in fields(PARTITIONERS[name])]  # type: ignore[arg-type]
 
 
 def label_counts(parts: Sequence[Numbers], labels: Numbers, num_classes: int) -> Numbers:
-    """Devices × classes: how many samples of each class a device has."""
+    """Count the samples of each class that a device has, devices × classes."""
     return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts]).astype(np.int64)
 
 
 def _prepare(labels: Numbers, num_partitions: int, seed: int, each: int = 1) -> np.random.Generator:
-    """Chance, after a look at what is asked for: at least `each` samples for every device."""
+    """Check what is asked for and return a source of chance; there must be at least `each` samples for every device."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InputError(f"expected one integer label per sample, got {labels.dtype} {labels.shape}")
     if num_partitions < 1:
@@ -259,13 +259,13 @@ def _prepare(labels: Numbers, num_partitions: int, seed: int, each: int = 1) -> 
 
 
 def _by_label(labels: Numbers, rng: np.random.Generator) -> Numbers:
-    """All sample numbers sorted by label, in a random order within each."""
+    """Sort all sample numbers by label, in a random order within each."""
     order = rng.permutation(len(labels))
     return order[np.argsort(labels[order], kind="stable")]
 
 
 def _fill(dealt: list[list[int]], smallest: int) -> None:
-    """Move samples from those who have most to those who have too few; the caller saw that there are enough."""
+    """Move samples from the devices that have most to those that have too few; the caller saw that there are enough."""
     most = [(-len(part), device) for device, part in enumerate(dealt)]
     heapq.heapify(most)
     for part in dealt:

@@ -165,7 +165,7 @@ def plot_partition(title: str, counts: Numbers) -> Figure:
 
 
 def _edges(places: Floats) -> Floats:
-    """Where one column ends and the next begins; columns end where their values were measured."""
+    """Say where one column ends and the next begins; columns end where their values were measured."""
     first = places[0] - (places[1] - places[0] if len(places) > 1 else 1.0)
     return np.concatenate([[first], places])
 
@@ -185,7 +185,7 @@ def _scale(axes: Axes, values: Floats, y: str) -> None:
 
 
 def _byte_unit(most: float) -> tuple[float, str]:
-    """The largest unit of which the longest curve has at least one."""
+    """Choose the largest unit of which the longest curve has at least one."""
     for name, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if most >= factor:
             return factor, f", {name}"
@@ -193,7 +193,7 @@ def _byte_unit(most: float) -> tuple[float, str]:
 
 
 def _legend(figure: Figure, axes: Axes, curves: int) -> None:
-    """Beside the curves if it would cover them."""
+    """Put the legend beside the curves if it would cover them."""
     if curves > 6:
         figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     else:

@@ -1,4 +1,4 @@
-"""One training step of several devices at once: stacked parameters, batched products.
+"""Take one training step of several devices at once: stacked parameters, batched products.
 
 The vectors of D devices lie parameter by parameter: D times the first, D times the second. So each stack is one
 contiguous tensor, and weights and statistics are runs like those of one device, D times as long, which is all that a

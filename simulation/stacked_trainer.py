@@ -93,7 +93,7 @@ class StackedTrainer:
         return found
 
     def _kind(self, task: Task, start: Received, samples: TrainingSamples) -> Hashable:
-        """Devices of the same kind can be trained together."""
+        """Name the kind of a device: those of the same kind can be stacked."""
         brought = tuple(v is not None for v in (start.momentum, start.control, start.server_momentum))
         batch = min(task.batch, len(samples))
         augmented = task.crop, task.flip

@@ -1,4 +1,4 @@
-"""The PyTorch module of a bundle, whole or cut where the manifest cuts it.
+"""Build the PyTorch module of a bundle, whole or cut where the manifest cuts it.
 
 A bundle's layers are cuts through an ONNX graph. To find the same place in the module it is traced with torch.fx; of
 the values that could be the one that enters a layer, the one is taken that equals what the layers in front of it give
@@ -31,7 +31,7 @@ SAME = 1e-3  # relative: two programs for the same layers differ by rounding onl
 
 
 def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
-    """The module that a bundle was exported from; `width` keeps the first channels of every layer."""
+    """Build the module that a bundle was exported from; `width` keeps the first channels of every layer."""
     origin = manifest.source
     if origin.kind == "onnx":
         raise InputError(f"{manifest.name} was exported from an ONNX file, which PyTorch cannot train; use portable")
@@ -53,17 +53,17 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
+    """Return parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def front_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
-    """A module of everything in front of a layer of the bundle in a directory, in evaluation mode."""
+    """Build a module of everything in front of a layer of the bundle in a directory, in evaluation mode."""
     return _cut(directory, manifest, layer, back=False).eval()
 
 
 def back_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
-    """A module that takes what enters a layer, in training mode."""
+    """Build a module that takes what enters a layer, in training mode."""
     return _cut(directory, manifest, layer, back=True).train()
 
 
@@ -96,7 +96,7 @@ def load_vector(module: nn.Module, manifest: Manifest, vector: Vector) -> None:
 
 
 def _traced(module: nn.Module) -> fx.GraphModule:
-    """Where a model itself asks for its mode, tracing fixes the present one; modules of torch.nn go on asking."""
+    """Trace a module. If it asks for its mode, tracing fixes the present one; modules of torch.nn go on asking."""
     graph = fx.Tracer().trace(module)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in (F.dropout, torch.dropout):
@@ -105,7 +105,7 @@ def _traced(module: nn.Module) -> fx.GraphModule:
 
 
 def _dropout(*args: Any, **more: Any) -> Any:
-    """Looked up when it is called: that is where masks of a seed are put in place."""
+    """Call dropout, looked up when it is called: that is where masks of a seed are put in place."""
     return F.dropout(*args, **more)
 
 
@@ -117,7 +117,7 @@ def _entering(directory: Path, manifest: Manifest, layer: int, batch: np.ndarray
 
 
 def _place(model: fx.GraphModule, batch: Tensor, wanted: np.ndarray, manifest: Manifest, layer: int) -> int | None:
-    """The number of the node whose value enters a layer: nothing else crosses, and what is trained comes behind it."""
+    """Find the node whose value enters a layer: nothing else crosses, and what is trained comes behind it."""
     values = _Values(model.eval())
     values.watch(batch)
     used = list(_used_names(model))
@@ -160,7 +160,7 @@ class _Values(fx.Interpreter):
 
 
 def _used_names(model: fx.GraphModule) -> Iterator[set[str]]:
-    """For every node the names of the parameters and buffers that it uses."""
+    """Yield for every node the names of the parameters and buffers that it uses."""
     for node in model.graph.nodes:
         found: set[str] = set()
         if node.op == "call_module":
@@ -171,7 +171,7 @@ def _used_names(model: fx.GraphModule) -> Iterator[set[str]]:
 
 
 def _data(model: fx.GraphModule) -> set[fx.Node]:
-    """Nodes that depend on the input."""
+    """Find the nodes that depend on the input."""
     found: set[fx.Node] = set()
     for node in model.graph.nodes:
         if node.op == "placeholder" or any(source in found for source in node.all_input_nodes):
@@ -187,7 +187,7 @@ def _crosses_alone(model: fx.GraphModule, number: int) -> bool:
 
 
 def _piece(model: fx.GraphModule, number: int, back: bool) -> fx.GraphModule:
-    """The nodes up to a number, or those behind it."""
+    """Make a module of the nodes up to a number, or those behind it."""
     nodes, data = list(model.graph.nodes), _data(model)
     graph, known = fx.Graph(), {}
     if back:

@@ -1,4 +1,4 @@
-"""Data sets of the papers, read where they lie, and how they are dealt to devices."""
+"""Read the data sets of the papers where they lie, and divide them among devices."""
 
 from simulation.datasets.dataset import Dataset
 from simulation.datasets.load import DATASETS, load_dataset

@@ -1,4 +1,4 @@
-"""CIFAR-10: the *binary* version, or lossless WebP mosaics.
+"""Read CIFAR-10: the *binary* version, or lossless WebP mosaics.
 
 Binary: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`; a record is one byte, the label, then 32×32 red,
 green and blue bytes. Mosaics: `train_NN.webp` and `test_NN.webp`, each a grid of 32×32 tiles read row by row, and

@@ -1,4 +1,4 @@
-"""What every reader gives: training and test samples of one data set, in memory, as they are stored."""
+"""Hold what every reader gives: training and test samples of one data set, in memory, as they are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Nobody looks."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Dataset:
     x_test: Array
     y_test: NDArray[np.int64]
     num_classes: int
-    groups: NDArray[np.int64] | None = None  # who made each training sample (writer), or what it is about (film)
+    groups: NDArray[np.int64] | None = None  # the writer of each training sample, or the film it is about
 
     def __post_init__(self) -> None:
         for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
@@ -55,7 +55,7 @@ class Dataset:
             raise DataError(f"{self.name}: {len(self.y_train)} training samples but {len(self.groups)} groups")
 
     def describe(self) -> dict[str, Any]:
-        """For reports."""
+        """Describe the data set for reports."""
         return {
             "name": self.name,
             "train": len(self.y_train),

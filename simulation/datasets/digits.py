@@ -1,4 +1,4 @@
-"""scikit-learn's 8×8 digits, which come along with this package: 1,437 for training and 360 for testing."""
+"""Read scikit-learn's 8×8 digits, which come along with this package: 1,437 for training and 360 for testing."""
 
 from __future__ import annotations
 

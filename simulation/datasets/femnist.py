@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters of many writers (Caldas et al., "LEAF", 2018). Dark ink on white.
+"""Read FEMNIST: handwritten digits and letters of many writers (Caldas et al., "LEAF", 2018). Dark ink on white.
 
 LEAF writes folders `train` and `test` of .json files with `users` and `user_data`, whose pixels are brightness from 0
 to 1 in steps of 1/255: they become bytes again, exactly. Or one archive `femnist_leaf.npz` of bytes, with the writer's

@@ -1,4 +1,4 @@
-"""idx files, the format of MNIST and Fashion-MNIST: two zeros, type, number of axes, sizes (big-endian), then bytes.
+"""Read idx files, the format of MNIST and Fashion-MNIST: two zeros, type, number of axes, big-endian sizes, bytes.
 
 Raw or compressed with gzip. A writer's number for each training digit of MNIST is taken from `writers_qmnist.npz`
 (array `writer_train`), if it lies there.
@@ -37,7 +37,7 @@ class _Readable(Protocol):
 
 
 def read_idx_set(name: str, folder: Path, progress: Progress) -> Dataset:
-    """Four files: images and labels, for training and for testing."""
+    """Read four files: images and labels, for training and for testing."""
     arrays = []
     for number, file in enumerate(_FILES):
         progress(file, number, len(_FILES))
@@ -60,7 +60,7 @@ def _find(folder: Path, file: str) -> Path:
 
 
 def read_idx(path: Path, axes: int) -> Array:
-    """One array of bytes with so many axes."""
+    """Read one array of bytes with so many axes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _read(file, path, axes)

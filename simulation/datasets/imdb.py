@@ -1,4 +1,4 @@
-"""IMDB film reviews, positive or negative (Maas et al., 2011), as token numbers. The groups are the films.
+"""Read IMDB film reviews, positive or negative (Maas et al., 2011), as token numbers. The groups are the films.
 
 An archive `imdb_10k_256.npz` has them ready. The original texts (`aclImdb`) are made into the same form: lower case,
 without `<br />`, words are `[a-z0-9]+('[a-z]+)?`; 0 fills up behind the text, 1 starts it, 2 is an unknown word, then
@@ -58,7 +58,7 @@ def split_words(text: str) -> list[str]:
 
 
 def number_words(texts: Iterable[list[str]]) -> dict[str, int]:
-    """Word -> token number, the most frequent word first."""
+    """Number the words, the most frequent word first."""
     counts: Counter[str] = Counter()
     for words in texts:
         counts.update(words)
@@ -67,7 +67,7 @@ def number_words(texts: Iterable[list[str]]) -> dict[str, int]:
 
 
 def encode(words: list[str], numbers: dict[str, int]) -> Array:
-    """One row: the last tokens, zeros behind them."""
+    """Make one row: the last tokens, zeros behind them."""
     tokens = [_START, *(numbers.get(word, _UNKNOWN) for word in words)][-LENGTH:]
     row = np.zeros(LENGTH, np.uint16)
     row[: len(tokens)] = tokens
@@ -97,7 +97,7 @@ def _number(path: Path) -> int:
 
 
 def _films(folder: Path, reviews: list[Review]) -> Array | None:
-    """The film of each review, by the line of its number in urls_pos.txt and urls_neg.txt; None without the files."""
+    """Find the film of each review by its line in urls_pos.txt and urls_neg.txt; None without the files."""
     lines: dict[int, list[str]] = {}
     for label, side in enumerate(_SIDES):
         path = folder / f"urls_{side}.txt"

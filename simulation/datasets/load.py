@@ -1,4 +1,4 @@
-"""Data sets by name, and where each is looked for below `--data-dir`."""
+"""Load data sets by name; say where each is looked for below `--data-dir`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulation.datasets.digits import read_digits
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """One data set: what it is, in which folders it may lie, and by which file one knows it."""
 
     name: str
@@ -28,14 +28,14 @@ class Source:
     read: Callable[[Path, Progress], Dataset]
 
     def find(self, data_dir: Path) -> Path | None:
-        """Its folder: one of the usual names below `data_dir`, or `data_dir` itself."""
+        """Find its folder: one of the usual names below `data_dir`, or `data_dir` itself."""
         for folder in (*(data_dir / name for name in self.folders), data_dir):
             if any((folder / marker).exists() for marker in self.markers) and not self._is_of_another(folder):
                 return folder
         return None
 
     def _is_of_another(self, folder: Path) -> bool:
-        """MNIST and Fashion-MNIST have the same files: only the folder's name tells them apart."""
+        """Tell MNIST and Fashion-MNIST apart: they have the same files, and only the folder's name differs."""
         name = folder.resolve().name
         return any(name == other.name and other is not self for other in DATASETS.values())
 
@@ -45,8 +45,8 @@ def _read_bundled(folder: Path, progress: Progress) -> Dataset:
 
 
 _SOURCES = (
-    Source("digits", "8×8 digits, scikit-learn's; comes along", "1,437 + 360", "nothing", (), (), _read_bundled),
-    Source(
+    DatasetSource("digits", "8×8 digits, scikit-learn's; comes along", "1,437 + 360", "nothing", (), (), _read_bundled),
+    DatasetSource(
         "mnist",
         "28×28 handwritten digits; groups: writers, if their numbers are there",
         "60,000 + 10,000",
@@ -55,7 +55,7 @@ _SOURCES = (
         idx.MARKERS,
         partial(idx.read_idx_set, "mnist"),
     ),
-    Source(
+    DatasetSource(
         "fashion_mnist",
         "28×28 pictures of clothes",
         "60,000 + 10,000",
@@ -64,7 +64,7 @@ _SOURCES = (
         idx.MARKERS,
         partial(idx.read_idx_set, "fashion_mnist"),
     ),
-    Source(
+    DatasetSource(
         "cifar10",
         "32×32 colour photographs of ten kinds",
         "50,000 + 10,000",
@@ -73,7 +73,7 @@ _SOURCES = (
         cifar.MARKERS,
         cifar.read_cifar10,
     ),
-    Source(
+    DatasetSource(
         "femnist",
         "28×28 handwritten digits and letters; groups: writers",
         "as LEAF sampled it",
@@ -82,7 +82,7 @@ _SOURCES = (
         femnist.MARKERS,
         femnist.read_femnist,
     ),
-    Source(
+    DatasetSource(
         "imdb",
         "film reviews of 256 words, positive or negative; groups: films",
         "25,000 + 25,000",
@@ -92,10 +92,10 @@ _SOURCES = (
         imdb.read_imdb,
     ),
 )
-DATASETS: Mapping[str, Source] = MappingProxyType({source.name: source for source in _SOURCES})
+DATASETS: Mapping[str, DatasetSource] = MappingProxyType({source.name: source for source in _SOURCES})
 
 
-def find_source(name: str) -> Source:
+def find_source(name: str) -> DatasetSource:
     source = DATASETS.get(name)
     if source is None:
         close = difflib.get_close_matches(name, DATASETS, 1)

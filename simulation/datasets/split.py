@@ -1,4 +1,4 @@
-"""A partition written down: one archive per device, as `embrace agent --data` reads them, and one for testing."""
+"""Write a partition down: one archive per device, as `embrace agent --data` reads them, and one for testing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD = "split.json"  # written last: a folder without it is incomplete
 def write_split(
     data: Dataset, parts: list[Numbers], facts: dict[str, Any], folder: Path, progress: Progress = silent
 ) -> list[Path]:
-    """Archives without compression, which are mapped, not read. `facts` say how it was dealt."""
+    """Write archives without compression, which are mapped, not read. `facts` say how it was dealt."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
