@@ -28,7 +28,7 @@ test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 	$(BIN)/python -m pytest -m slow
 
 test-ray: $(RAY_READY) ## simulations whose devices are tasks of a local Ray: the same results
-	.venv-ray/bin/python -m pytest tests/simulation/test_pool.py tests/simulation/test_run.py
+	.venv-ray/bin/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py
 
 fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for the API of a running coordinator
 	.venv-fuzz/bin/python -m tests.fuzz.fuzz_wire --seconds 20

@@ -108,7 +108,7 @@ def choose_engine(manifest: Manifest) -> str:
     """Choose PyTorch where it is installed and the module can be built again in another process."""
     source = manifest.source
     file = Path(source.reference.rpartition(":")[0])
-    rebuilds = source.kind == "zoo" or (source.kind == "torch" and file.is_file())
+    rebuilds = source.kind == "zoo" or (source.kind == "torch" and file.suffix == ".py" and file.is_file())
     return "torch" if rebuilds and find_spec("torch") else "portable"
 
 
