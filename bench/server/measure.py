@@ -1,7 +1,7 @@
 """What a round costs the coordinator: many simulated devices over real sockets, no training.
 
 For every number of devices and of parameters the baseline, the coordinator and, where it is installed, Flower take
-turns, each in a fresh process. The model is synthetic: random weights, graphs that nobody runs.
+turns, each in a fresh process. The model is synthetic: random weights, graphs that are never run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.server.flower import FlowerMissing, flower_version, has_flower, run_flower
+from bench.flower_python import FlowerMissing, flower_version, has_flower
 from bench.server.load import Load, LoadError, baseline_round, embrace_round
 from bench.server.model import vectors, write_bundle
 from bench.server.process import Watch, first_words, running
@@ -86,6 +86,8 @@ def _measure(
     server: Name, folder: Path, devices: int, parameters: int, rounds: int, at_once: int, flower_python: Path | None
 ) -> Row:
     if server == "flower":
+        from bench.flower.server import run_flower  # the wheel does not have it
+
         assert flower_python is not None
         found = run_flower(flower_python, folder, devices, parameters, rounds)
         return Row(server, devices, parameters, found.seconds, found.cpu, found.idle, found.peak)

@@ -19,10 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.server.flower import FlowerMissing, flower_version, has_flower
+from bench.flower_python import FlowerMissing, flower_version, has_flower
 from bench.simulation.case import Case, write_case
 from bench.simulation.contest import Result
-from bench.simulation.flower import run_flower_simulation
 from edge_runtime.machine import describe_device
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
@@ -177,6 +176,8 @@ def _data(
 
 def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any], flower_python: Path | None) -> Row:
     if contestant == "flower":
+        from bench.flower.simulation import run_flower_simulation  # the wheel does not have it
+
         assert flower_python is not None
         run_flower_simulation(flower_python, ROOT, folder)
     else:

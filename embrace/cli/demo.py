@@ -40,7 +40,7 @@ def demo(
     """Train handwritten digits on a fleet: one strong, one moderate and two weak agents, and their coordinator.
 
     Everything runs on this machine, in processes of their own that talk over HTTP; none is left at the end, and no
-    file. Needs embrace[coordinator] and no PyTorch.
+    file. Needs embrace-fl[coordinator] and no PyTorch.
 
     Example: embrace demo
     """

@@ -131,7 +131,7 @@ def test_a_device_measures_a_bundle_without_pytorch(digits: Path, device: dict[s
     assert "| strong | whole model |" in out.read_text()
     assert list((tmp_path / "temporary").iterdir()) == []
     refused = on_device(device, "latency", digits, *options, "--plot", tmp_path / "a.png")
-    assert refused.returncode == 3 and "pip install 'embrace[bench]'" in refused.stderr
+    assert refused.returncode == 3 and "pip install 'embrace-fl[bench]'" in refused.stderr
     assert on_device(device, "latency", "digits").returncode == 3  # exporting needs PyTorch
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from matplotlib.image import imread
 
-from bench.server.flower import Found
+from bench.flower.server import Found
 from bench.server.measure import bench_server
 from bench.server.report import Row, ServerReport
 from embrace.cli.bench.server import report_of, summary
@@ -80,9 +80,9 @@ def test_a_disk_that_is_too_small_is_refused(embrace: Any, tmp_path: Path, monke
 
 
 def test_flower_is_measured_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("bench.server.measure", "bench.server.flower"):
+    for module in ("bench.server.measure", "bench.flower_python"):
         monkeypatch.setattr(f"{module}.flower_version", lambda python: "1.41")
-    monkeypatch.setattr("bench.server.measure.run_flower", lambda *_: Found([9.0], [3.0], 10, 50))
+    monkeypatch.setattr("bench.flower.server.run_flower", lambda *_: Found([9.0], [3.0], 10, 50))
     found = bench_server([1], [10], folder=tmp_path, flower_python=tmp_path)
     assert [row.server for row in found.rows] == ["baseline", "embrace", "flower"]
     assert found.device["flwr"] == "1.41" and found.notes == []
