@@ -1,6 +1,7 @@
 # Everything from a fresh clone: `make demo`, `make test`. Needs python3 (3.10 or newer, with venv) and nothing else.
 PYTHON ?= python3
 TESTS ?= tests
+RUNTIME ?= # stock: `make venv` takes the stock onnxruntime also where the one with both engines exists
 
 ROOMS := federation edge_runtime coordinator model_export bench simulation embrace
 comma := ,
@@ -13,7 +14,7 @@ FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test test-slow test-ray fuzz coverage lint format clean
+.PHONY: help venv venv-stock demo test pytest test-slow test-ray fuzz coverage lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +26,9 @@ venv: $(READY) ## create .venv: every part of the project and the development to
 
 venv-stock: $(STOCK_READY) ## create .venv-stock: what a device has, with the newest stock onnxruntime and no torch
 
-test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow (TESTS=tests/federation: only those)
+test: lint pytest ## lint, type check, and every test that is not slow (TESTS=tests/federation: only those)
+
+pytest: $(READY) $(STOCK_READY) ## the tests alone
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(TESTS)
 
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
@@ -64,8 +67,10 @@ define environment
 	touch $(1)/.ready
 endef
 
+STOCK_ROLES := edge,images,coordinator,export,bench,dev
+EVERYTHING = $(if $(filter stock,$(RUNTIME)),$(STOCK_ROLES),everything)
 $(READY): pyproject.toml constraints.txt
-	$(call environment,.venv,--constraint constraints.txt --editable '.[everything]')
+	$(call environment,.venv,--constraint constraints.txt --editable '.[$(EVERYTHING)]')
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call environment,.venv-demo,--constraint constraints.txt --editable '.[edge$(comma)coordinator]')

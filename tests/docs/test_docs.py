@@ -18,7 +18,7 @@ from model_export.source import load_source
 from model_export.zoo import ZOO
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def between(text: str, start: str, end: str) -> str:
