@@ -121,9 +121,9 @@ def _smoke() -> Setting:
 
 def _twice_the_bytes(measured: Measured) -> bool | None:
     ratios = [
-        theirs[PER_ROUND] / ours[PER_ROUND]  # type: ignore[operator]
+        more / less
         for _, ours, theirs in _beside_scaffold(measured)
-        if ours[PER_ROUND] and theirs[PER_ROUND]
+        if (less := ours[PER_ROUND]) and (more := theirs[PER_ROUND])
     ]
     return all(1.95 < ratio < 2.05 for ratio in ratios) if ratios else None
 
@@ -135,13 +135,13 @@ def _beside_scaffold(measured: Measured) -> list[tuple[str, Mapping[str, float |
 
 
 def _as_quick_as_scaffold(data: str) -> Claim:
-    """A round more or less does not count; whoever did not get there took longer."""
+    """A round more or less does not count; a run that did not get there took longer."""
 
     def test(measured: Measured) -> bool | None:
         found = [
-            (ours[EASIER] or math.inf) <= theirs[EASIER] + 1
+            (ours[EASIER] or math.inf) <= rounds + 1
             for case, ours, theirs in _beside_scaffold(measured)
-            if case.startswith(data) and theirs[EASIER] is not None
+            if case.startswith(data) and (rounds := theirs[EASIER]) is not None
         ]
         return all(found) if found else None
 
@@ -153,7 +153,8 @@ def _slower_with_two_digits(measured: Measured) -> bool | None:
     for label, row in measured.items():
         iid = measured.get(label.replace("2 digits", "IID"), {}).get(EASIER)
         if label.startswith("2 digits") and iid is not None:
-            found.append(row.get(EASIER) is None or row[EASIER] > iid)
+            rounds = row.get(EASIER)
+            found.append(rounds is None or rounds > iid)
     return all(found) if found else None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +49,18 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
         if not good.any():
             return None
         rows = run.rows[: int(good.argmax()) + 1]
-        return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / MEBIBYTE
+        return _bytes_per_device(rows) / MEBIBYTE
 
     return measure
 
 
 def mebibytes_per_worker(run: Run) -> float | None:
     """Of a round."""
-    return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rows) / len(run.rows) / MEBIBYTE
+    return _bytes_per_device(run.rows) / len(run.rows) / MEBIBYTE
+
+
+def _bytes_per_device(rows: Sequence[Mapping[str, Any]]) -> float:
+    return float(sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows))
 
 
 def bytes_up(run: Run) -> float | None:

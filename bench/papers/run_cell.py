@@ -64,7 +64,8 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> s
     plan = plan_from(spec.whole_job)
     table = fleet_table(plan, {})
     scene = Scene(plan, table, bundle, read_manifest(bundle), _data(table.dataset, data_dir))
-    options = Options(workers=1, pool=InlinePool, stop_at=spec.stop_at, **spec.every)
+    every: dict[str, Any] = {**spec.every}
+    options = Options(workers=1, pool=InlinePool, stop_at=spec.stop_at, **every)
     try:
         Simulation(scene, folder, options).run()
     except EmbraceError as error:

@@ -22,7 +22,8 @@ def _at(run: Run, place: float) -> Floats:
     layers = run.layers("svcca")
     if not layers:
         return np.full(len(run.rows), np.nan)
-    return run.by_layer("svcca", [layers[round(place * (len(layers) - 1))]])[0]
+    found: Floats = run.by_layer("svcca", [layers[round(place * (len(layers) - 1))]])[0]
+    return found
 
 
 def _column(name: str, place: float) -> Column:

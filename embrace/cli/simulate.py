@@ -48,7 +48,7 @@ def simulate(
     from simulation.ray_pool import RayPool
     from simulation.run import Options, Simulation, open_job
 
-    pools = {"local": LocalPool, "ray": partial(RayPool, address=ray_address)}
+    pools: dict[str, Any] = {"local": LocalPool, "ray": partial(RayPool, address=ray_address)}
     if engine_pool not in pools:
         raise InputError(f"--engine-pool: expected local or ray, got {engine_pool!r}")
     options = Options(

@@ -274,8 +274,8 @@ def watch_lines(client: Client, job: str) -> str:
             )
         elif event["kind"] == "Evaluated" and "error" not in body:
             scores = {"loss": body.get("mean_loss"), "accuracy": body.get("accuracy")}
-            told = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
-            line = f"version {body['version']}: " + ", ".join(told)
+            shown = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+            line = f"version {body['version']}: " + ", ".join(shown)
         if line:
             show.console().print(line, markup=False)
     watched.look()

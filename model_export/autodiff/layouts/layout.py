@@ -12,6 +12,7 @@ without such a form needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -107,7 +108,7 @@ class Layout:
             self.emit_plain(f"{self.prefix}Leave", name, self._twins[name], label, **attrs)
 
     def emit(
-        self, op_type: str, result: str, inputs: Sequence[str], source: NodeProto | None = None, **attrs: object
+        self, op_type: str, result: str, inputs: Sequence[str], source: NodeProto | None = None, **attrs: Any
     ) -> None:
         """Write a node whose result is the twin of a value."""
         twin = f"{result}.{self.prefix.lower()}"
@@ -119,7 +120,7 @@ class Layout:
         name = source.name if source is not None else f"layout/enter_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, [twin], name=name, **attrs))
 
-    def emit_plain(self, op_type: str, result: str, twin: str, name: str, **attrs: object) -> None:
+    def emit_plain(self, op_type: str, result: str, twin: str, name: str, **attrs: Any) -> None:
         """Write a node that leads out of this layout."""
         self.nodes.append(helper.make_node(op_type, [twin], [result], name=name, **attrs))
         self._plain.add(result)
