@@ -1,7 +1,7 @@
 """Narrow versions of a PyTorch model: the same layers with the first channels of each.
 
-Whoever builds the model decides which channels a width keeps; here the narrow module gets the wide one's values, and
-is refused if it is anything but the corner of the wide one.
+The function that builds the model decides which channels a width keeps; here the narrow module gets the wide one's
+values, and is refused if it is anything but the corner of the wide one.
 """
 
 from __future__ import annotations

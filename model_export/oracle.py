@@ -1,4 +1,4 @@
-"""What a training step should give, computed by somebody else: PyTorch's autograd, or onnxruntime for ONNX files."""
+"""Compute what a training step should give by other means: PyTorch's autograd, or onnxruntime for ONNX files."""
 
 from __future__ import annotations
 

@@ -127,8 +127,8 @@ def _rows(model: str, base: dict[str, Any]) -> list[Row]:
     named = {**PUBLISHED, **COMBINED}
     rows = [_row(name, weak, tables, model, base) for name, (weak, tables) in named.items()]
     simulate = base["simulate"]
-    everybody = {**base, "simulate": {**simulate, "tiers": {"strong": simulate["devices"]}}}
-    return [*rows, _row(ALL_STRONG, False, {}, model, everybody)]
+    all_strong = {**base, "simulate": {**simulate, "tiers": {"strong": simulate["devices"]}}}
+    return [*rows, _row(ALL_STRONG, False, {}, model, all_strong)]
 
 
 def _base(

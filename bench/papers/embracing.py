@@ -318,8 +318,8 @@ def _imdb_short() -> Setting:
         "in every round, 5 steps of batch 16, Dirichlet 0.1, momentum 0.9, weight decay 1e-4, rate 0.1, 30 rounds."
     )
     rows = _case_rows(IMDB_SHORT, ((128, 0, 0), (16, 112, 0), (16, 0, 112)), {EMBRACING: 3})
-    everybody = {"fraction_train": 1.0}
-    return IMDB_SHORT.setting(note, [replace(row, job={**row.job, "participate": everybody}) for row in rows])
+    all_of_them = {"fraction_train": 1.0}
+    return IMDB_SHORT.setting(note, [replace(row, job={**row.job, "participate": all_of_them}) for row in rows])
 
 
 IMDB = Table(

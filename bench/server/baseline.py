@@ -1,7 +1,7 @@
 """The least a server can do, to compare with: `python -m bench.server.baseline DIRECTORY PARAMETERS`.
 
 It sends the weights, reads each body from its socket, writes it to a file and adds it into a vector of doubles. It
-knows nobody, checks nothing and survives nothing. Prints its port. One thread per connection; HTTP as far as needed.
+knows no device, checks nothing and survives nothing. Prints its port. One thread per connection; HTTP as far as needed.
 
     GET   /weights    DIRECTORY/weights, PARAMETERS float32
     PUT   /update     as many float32

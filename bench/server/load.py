@@ -138,7 +138,7 @@ async def _task(port: int, token: str) -> Any:
 
 
 async def _all(devices: Sequence[Any]) -> None:
-    """Everybody; the first that fails ends the others."""
+    """Run all devices; the first that fails ends the others."""
     tasks = [asyncio.ensure_future(device) for device in devices]
     try:
         await asyncio.gather(*tasks)

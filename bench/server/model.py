@@ -1,4 +1,4 @@
-"""The synthetic model of `embrace bench server`: random weights, graphs that nobody runs."""
+"""The synthetic model of `embrace bench server`: random weights, graphs that are never run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_bundle(directory: Path, weights: Vector) -> Manifest:
     one = TensorSpec("float32", (1,))
 
     def graph(name: str) -> FileRef:
-        (directory / name).write_text(f"{name}: nobody runs this")
+        (directory / name).write_text(f"{name}: never run")
         return file_ref(directory, name)
 
     edges = np.linspace(0, weights.size, min(LAYERS, weights.size) + 1).astype(int)

@@ -30,7 +30,7 @@ class Result:
 
 
 def run_embrace(case: Case, folder: Path, meter: Meter) -> list[float]:
-    """What the command does, without scores, which nobody else computes. Returns the losses."""
+    """Do what the command does, without scores, which the others do not compute. Return the losses."""
     options = Options(workers=case.workers, evaluate_every=0)
     lines = Simulation(open_case(case, folder), folder / "run", options).run(
         lambda what, done, total: meter.round() if done < total else meter.end()

@@ -31,7 +31,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """A bar that is there while something runs, and only where somebody looks at it."""
+    """Show a bar while something runs, and only on a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal) as bar:

@@ -29,7 +29,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Note:
-    """Something that whoever watches should know."""
+    """Something that an administrator who watches should know."""
 
     text: str
     round: int
@@ -43,7 +43,7 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
     number = int(body["version"] - 1 if kind == "Evaluated" else body.get("round", _round_of(body.get("task", ""))))
     device = names.get(body.get("device", ""), body.get("device", ""))
     if kind == "WarnLayerUncovered":
-        text = f"nobody trains {', '.join(body['layers'])}"
+        text = f"no device trains {', '.join(body['layers'])}"
     elif kind == "TaskFailed":
         text = f"{device} gave up, {body['reason']}" + (f": {body['message']}" if body["message"] else "")
     elif kind == "DeviceUnfit":
@@ -214,7 +214,7 @@ def _loss(value: float | None) -> str:
 
 
 def follow(client: Client, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
-    """Events of a job until it is over; None when there is none for a moment; an error while nobody answers."""
+    """Yield a job's events until it is over; None when none came for a moment, an error while no answer comes."""
     last, heard = 0, time.monotonic()
     while True:
         try:

@@ -75,7 +75,7 @@ class Member:
     """A device of the fleet."""
 
     name: str
-    tier: str  # told, so that everybody's demo is the same: the network is too small for memory to decide
+    tier: str  # told, so that every demo is the same: the network is too small for memory to decide
     memory: str
 
 
@@ -182,7 +182,7 @@ class Lookout:
         return self._evaluator.score(weights).accuracy or 0.0
 
     def alone(self, member: Member, share: Digits, rounds: int) -> float:
-        """What a device reaches with as many steps and nobody's help, at the rate that suits it best."""
+        """What a device reaches with as many steps on its own, at the rate that suits it best."""
         boundary = self.manifest.boundary(member.tier)
         mine = self.manifest.space.suffix(boundary.layer)
         trainer = Trainer(self.bundle, self._source, from_arrays(*share, self.manifest))
@@ -295,7 +295,7 @@ class Fleet:
         return [(m.name, known[m.name]["member"]["boundary"], known[m.name]["state"]) for m in FLEET if m.name in known]
 
     def _check(self, over: bool = False) -> None:
-        """Whether everybody is there; a fleet goes on without one of its devices."""
+        """Raise if the coordinator ended; a fleet goes on without one of its devices."""
         if problem := self.processes.ended(COORDINATOR):
             raise self._error(problem, COORDINATOR)
         for name in self.processes.running.keys() - {COORDINATOR} - self.lost.keys():

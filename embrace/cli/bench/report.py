@@ -17,7 +17,7 @@ from federation.errors import InputError
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table before anybody decides how it looks."""
+    """A table as text, before it becomes Markdown or a table on the screen."""
 
     title: str
     columns: Sequence[str]

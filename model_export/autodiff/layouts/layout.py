@@ -193,7 +193,7 @@ def has_tiles(window: Window) -> bool:
 
 
 def _is_stem(layout: Layout, node: NodeProto, window: Window) -> bool:
-    """The first convolution: few channels, and nobody asks for the gradient of its input."""
+    """The first convolution: few channels, and the gradient of its input is not needed."""
     channels = int(layout.shapes[node.input[1]][1] or 0)
     rows = channels * window.kernel[0] * window.kernel[1]
     return (

@@ -33,7 +33,7 @@ def event(kind: str, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (event("WarnLayerUncovered", round=3, layers=["conv1", "conv2"]), "round 3: nobody trains conv1, conv2"),
+        (event("WarnLayerUncovered", round=3, layers=["conv1", "conv2"]), "round 3: no device trains conv1, conv2"),
         (
             event("TaskFailed", task="1f2e-4-0-1", device="d0", reason="out_of_memory", message="12 MB are not enough"),
             "round 4: kitchen-pi gave up, out_of_memory: 12 MB are not enough",
@@ -153,7 +153,7 @@ def test_lines_for_a_pipe(embrace: Embrace, tmp_path: Path) -> None:
         work(server.enrol("weakling", tier="weak"), 2, layer=1)
         answer = embrace("job", "watch", job, "--server", server.url, "--token", server.admin)
     lines = answer.out.splitlines()
-    assert answer.code == 0 and "round 0: nobody trains first" in lines and lines[-1] == "done, version 2"
+    assert answer.code == 0 and "round 0: no device trains first" in lines and lines[-1] == "done, version 2"
     assert "round 1: 1 updates, training loss 1.5000, 236 B received" in lines
 
 
