@@ -14,7 +14,7 @@ class FlowerMissing(EmbraceError):
 
 
 def flower_version(python: Path | None) -> str:
-    """The version of flwr that an interpreter has."""
+    """Find the version of flwr that an interpreter has."""
     if find_spec("bench.flower") is None:
         raise FlowerMissing("an installed embrace cannot; run the command in a clone of the project")
     if python is None:
@@ -30,7 +30,7 @@ def flower_version(python: Path | None) -> str:
 
 
 def has_flower(python: Path | None, notes: list[str]) -> bool:
-    """Whether Flower can be compared with; if not, a note says why."""
+    """Tell whether Flower can be compared with; if not, a note says why."""
     try:
         flower_version(python)
     except FlowerMissing as error:

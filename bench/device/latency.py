@@ -39,7 +39,7 @@ ROW_KEYS = ("method", "tier", "model", "boundary", "engine")
 
 @dataclass(frozen=True)
 class Row:
-    """One case: who trains what, with which engine, and everything that was measured of it."""
+    """One case: tier, boundary, engine, and everything that was measured of it."""
 
     method: Method
     tier: str
@@ -128,7 +128,7 @@ class LatencyReport:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> LatencyReport:
-        """Back from what `--json` printed: only the raw measurements are taken, everything else is computed again."""
+        """Read what `--json` printed: only the raw measurements are taken, everything else is computed again."""
         rows = [
             Row(**{key: case[key] for key in ROW_KEYS}, runs=[Measurement(**run) for run in case["processes"]])
             for case in facts["cases"]
@@ -290,7 +290,7 @@ def _measure(
     progress: Progress,
     measure: Callable[[Case], Measurement] = measure,
 ) -> None:
-    """Each case a few iterations at a time, in turns; another one begins in every turn."""
+    """Measure each case a few iterations at a time, in turns; another one begins in every turn."""
     turns = [count for count in _divided(iterations, TURNS) if count]
     failed: set[int] = set()
     for turn, count in enumerate(turns):
@@ -310,7 +310,7 @@ def _measure(
 
 
 def _divided(total: int, parts: int) -> list[int]:
-    """10 in 3 parts: 4, 3, 3."""
+    """Divide 10 into 3 parts: 4, 3, 3."""
     return [total // parts + (number < total % parts) for number in range(parts)]
 
 

@@ -118,7 +118,7 @@ class Found:
 
 
 def run_flower(python: Path, folder: Path, devices: int, parameters: int, rounds: int) -> Found:
-    """Rounds of Flower, its processes started and ended here."""
+    """Run rounds of Flower; start and end its processes."""
     if devices > MOST_DEVICES:
         raise FlowerMissing(f"not run with more than {MOST_DEVICES} devices, because each is a process of 100 MB")
     host, (port, *ports) = "127.0.0.1", map(str, _free_ports(1 + devices))

@@ -112,7 +112,7 @@ def memory(run: Run) -> float | None:
 
 
 def _row(name: str, weak: bool, tables: Mapping[str, Any], model: str, base: dict[str, Any]) -> Row:
-    """All of a fleet is dealt data; who cannot train everything takes part only in EmbracingFL.
+    """Deal data to the whole fleet; devices that cannot train everything take part only in EmbracingFL.
 
     Strong devices are few: without the others all of them take part in every round.
     """

@@ -176,7 +176,7 @@ def _grows(method: str) -> Claim:
 
 
 def _ahead(first: str, second: str) -> Claim:
-    """Wherever both have a row of the same mix, other than that of strong devices alone."""
+    """Compare rows of the same mix, other than that of strong devices alone."""
 
     def test(measured: Measured) -> bool | None:
         wins = []

@@ -232,7 +232,7 @@ def _effects_smoke() -> Setting:
 
 
 def _ordered(panel: str, column: str, labels: tuple[str, ...]) -> Claim:
-    """Each row above the one before it."""
+    """Claim that each row is above the one before it."""
 
     def test(measured: Measured) -> bool | None:
         names = [f"{panel}: {label}" for label in labels]

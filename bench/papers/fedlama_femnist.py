@@ -29,7 +29,7 @@ METHODS: Mapping[str, tuple[str, int, int, int]] = {
 def _rows(
     model: str, iterations: int, rate: str, fleet: Mapping[str, Any], active: float, batch: int, warm_up: int = 0
 ) -> list[Row]:
-    """All of them make equally many local steps, and are scored after the same ones."""
+    """Make rows with equally many local steps, scored after the same ones."""
     rows = []
     for label, (algorithm, steps, factor, every) in METHODS.items():
         job = {

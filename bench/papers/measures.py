@@ -55,7 +55,7 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
 
 
 def mebibytes_per_worker(run: Run) -> float | None:
-    """Of a round."""
+    """What one worker sends and receives in a round."""
     return _bytes_per_device(run.rows) / len(run.rows) / MEBIBYTE
 
 

@@ -131,7 +131,7 @@ class _Work:
         return round(final_accuracy(run) or 0.0, 2)
 
     def run(self, what: str, wanted: Sequence[tuple[Row, RunSpec]]) -> dict[str, str]:
-        """Folder -> why it failed."""
+        """Run each and return by folder why it failed."""
         tasks = {}
         for row, spec in wanted:
             bundle = bundle_of(row.model, row.widths, self.place.runs / "bundles")
@@ -149,7 +149,7 @@ _RunAll = Callable[[Mapping[str, tuple[Any, ...]]], Iterable[tuple[str, str | No
 
 @contextmanager
 def _executor(jobs: int) -> Iterator[_RunAll]:
-    """Runs side by side, each in a process with one thread; with one job, here."""
+    """Run side by side, each in a process with one thread; with one job, in this process."""
     if jobs == 1:
         yield lambda tasks: ((folder, run_one(*task)) for folder, task in tasks.items())
         return

@@ -24,7 +24,7 @@ BACKLOG = 1024
 
 
 class Baseline:
-    """Files and a sum."""
+    """The state of the baseline: files and a sum."""
 
     def __init__(self, directory: Path, parameters: int) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class Baseline:
         self._bodies: list[Path] = []
 
     def serve(self, connection: socket.socket) -> None:
-        """One client, request after request."""
+        """Serve one client, request after request."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection, connection.makefile("rb") as stream:
             while (line := stream.readline()).strip():

@@ -72,7 +72,7 @@ def _machine(flower_python: Path | None) -> dict[str, str]:
 
 
 def _check_disk(folder: Path, devices: int, parameters: int) -> None:
-    """A round keeps every body until it is over."""
+    """Check the free space: a round keeps every body until it is over."""
     needed = 4 * parameters * (devices + 6) + SPARE
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -141,7 +141,7 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
 
 
 def _enrol(url: str, admin: Client, devices: int) -> list[str]:
-    """Tokens of new devices; each of them enrols itself."""
+    """Enrol new devices and return their tokens."""
     invitation = admin.call("POST", "/enrolments", json={"uses": devices, "seconds": 3600})["token"]
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {invitation}"}, timeout=30) as http:
         answers = [http.post("/v1/devices", json={"name": f"device {number}"}) for number in range(devices)]
@@ -154,6 +154,6 @@ def _update_headers(body: bytes) -> str:
 
 
 def _check_result(found: Vector, weights: Vector, update: Vector, rounds: int) -> None:
-    """All updates are the same, so their mean is known: a server that is quick and wrong does not count."""
+    """Check the new weights: all updates are the same, so their mean is known."""
     if not np.allclose(found, weights + rounds * update, atol=1e-5 * rounds):
         raise LoadError("the weights after the round are not what the updates make of them")

@@ -34,7 +34,7 @@ def vectors(parameters: int) -> tuple[Vector, Vector]:
 
 
 def write_bundle(directory: Path, weights: Vector) -> Manifest:
-    """A bundle of as many parameters, in a few dense layers; its graphs are words."""
+    """Write a bundle of as many parameters in a few dense layers; its graphs are placeholders."""
     directory.mkdir(parents=True)
     one = TensorSpec("float32", (1,))
 

@@ -76,7 +76,7 @@ class ServerReport:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> ServerReport:
-        """Back from what `--json` printed."""
+        """Read what `--json` printed."""
         rows = [Row(**{key.name: case[key.name] for key in fields(Row)}) for case in facts["cases"]]
         return cls(facts["at_once"], facts["device"], rows, facts["notes"])
 

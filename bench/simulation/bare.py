@@ -14,7 +14,7 @@ from simulation.pool import Arrays, Job, Layout, LocalPool, Plan, Work
 
 
 def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
-    """All rounds: the cohort in equal parts to the processes, the mean of what they give. Returns the losses."""
+    """Run all rounds: deal the cohort to the processes, average what they give. Return the losses."""
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "numbers")}
     manifest = read_manifest(Path(case.bundle))
     shared = {name: Layout(array.shape, str(array.dtype)) for name, array in arrays.items()}
@@ -40,7 +40,7 @@ def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
 
 
 def build(settings: Job, shared: Arrays) -> Work:
-    """The loop that one writes without any of this: load, SGD, subtract."""
+    """Build a plain training loop: load, SGD, subtract."""
     import torch
 
     from edge_runtime.trainer import batches

@@ -31,7 +31,7 @@ MOMENTUM, DECAY = 0.9, 1e-4
 
 @dataclass(frozen=True)
 class Case:
-    """The same for every contestant."""
+    """The numbers that every contestant is given."""
 
     model: str
     bundle: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
-    """All files."""
+    """Write all files of a case."""
     np.save(folder / "stored.npy", stored)
     np.save(folder / "labels.npy", labels)
     converted, _ = convert(from_arrays(stored, labels, read_manifest(Path(case.bundle))))

@@ -39,7 +39,7 @@ def run_embrace(case: Case, folder: Path, meter: Meter) -> list[float]:
 
 
 def run(name: str, folder: Path) -> Result:
-    """All rounds of a contestant."""
+    """Run all rounds of a contestant."""
     meter = Meter()
     losses = {"embrace": run_embrace, "bare": run_bare}[name](read_case(folder), folder, meter)
     return Result(meter.seconds, meter.cpu, meter.memory or None, losses)

@@ -87,7 +87,7 @@ class SpeedReport:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> SpeedReport:
-        """Back from what `--json` printed."""
+        """Read what `--json` printed."""
         rows = [Row(**{key.name: row[key.name] for key in fields(Row)}) for row in facts["rows"]]
         return cls(facts["case"], facts["device"], rows, facts["notes"])
 
@@ -163,7 +163,7 @@ def _prepare(
 def _data(
     manifest: Manifest, model: str, count: int, data_dir: Path | None, notes: list[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Samples as they are stored, and labels."""
+    """Read or draw samples as they are stored, and labels."""
     rng = np.random.default_rng(0)
     if data_dir is None or model not in DATA:
         notes.append(f"{model}: random samples")
@@ -196,7 +196,7 @@ def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any]
 
 
 def _check_same(rows: Sequence[Row]) -> None:
-    """A contestant that is quick and wrong does not count."""
+    """Check that all contestants train the same: their losses agree."""
     for losses in zip(*(row.losses for row in rows), strict=True):
         if max(losses) - min(losses) > SAME_LOSS * max(losses):
             raise EmbraceError(f"{rows[0].model}: the contestants do not train the same, their losses are {losses}")

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _explain(error: EmbraceError | ModuleNotFoundError) -> EmbraceError | None:
-    """The error to show, or None for a module that no extra brings: that is a bug, not an answer."""
+    """Find the error to show; None for a module that no extra brings, which is a bug."""
     if isinstance(error, EmbraceError):
         return error
     package = (error.name or "").partition(".")[0]

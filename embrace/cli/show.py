@@ -20,12 +20,12 @@ PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
 
 def console() -> Console:
-    """Standard output as it is now; made anew each time, because tests and pipes exchange it."""
+    """Open standard output as it is now; made anew each time, because tests and pipes exchange it."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Nothing but JSON, so that the output can be piped."""
+    """Print nothing but JSON, so that the output can be piped."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
@@ -44,7 +44,7 @@ def progress(title: str) -> Iterator[Report]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Table:
-    """A plain table; all columns but the first `left` hold numbers and are aligned to the right."""
+    """Make a plain table; all columns but the first `left` hold numbers and are aligned to the right."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")
@@ -55,7 +55,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, 
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that leaves at least one: '1.41 MB'. Units are powers of ten."""
+    """Format bytes in the largest unit that leaves at least one: '1.41 MB'. Units are powers of ten."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.{2 if count < 100 * factor else 0}f} {unit}"
@@ -63,7 +63,7 @@ def size(count: int) -> str:
 
 
 def number(count: int) -> str:
-    """An integer with its thousands set apart."""
+    """Format an integer with its thousands set apart."""
     return f"{count:,}"
 
 
@@ -72,5 +72,5 @@ def shape(dimensions: Sequence[int]) -> str:
 
 
 def comma_list(text: str | None) -> list[str]:
-    """'a, b' as ['a', 'b']; nothing as []."""
+    """Parse 'a, b' as ['a', 'b'], and nothing as []."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]

@@ -84,7 +84,7 @@ def _link(text: str | None) -> Link | None:
 
 
 def _table(rounds: int, lines: list[dict[str, Any]]) -> Table:
-    """The rounds that were scored, at most about twenty of them."""
+    """Tabulate the rounds that were scored, at most about twenty of them."""
     scored = [line for line in lines if line.get("accuracy") is not None or line["round"] + 1 == rounds]
     shown = scored[:: max(1, len(scored) // 20)]
     shown += [] if not scored or shown[-1] is scored[-1] else [scored[-1]]

@@ -223,7 +223,7 @@ def draw(found: LatencyReport, file: Path) -> None:
 
 
 def _written(row: Row) -> str:
-    """What stands at the end of a bar: an iteration, and where layers are frozen also with them."""
+    """Write the time of an iteration to the end of a bar, and the time with frozen layers where there are any."""
     iteration = milliseconds(row.median("iteration"))
     if not any(row.series("frozen_forward")):
         return iteration

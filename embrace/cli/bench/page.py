@@ -28,7 +28,7 @@ _PICTURE = re.compile(r"\]\(images/((?:latency|memory)-[\w.-]+)\.png\)")
 
 
 def filled(text: str) -> str:
-    """The page with every block as the stored results have it."""
+    """Fill every block of the page from the stored results."""
     return _BLOCK.sub(lambda match: f"{match[1]}{_block(_report(match[2]), match[3])}\n{match[4]}", text)
 
 

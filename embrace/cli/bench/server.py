@@ -58,7 +58,7 @@ def server(
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """'8,32' as [8, 32]."""
+    """Parse Parse '8,32' as [8, 32]."""
     parts = show.comma_list(text)
     if not parts or not all(part.isdecimal() and len(part) < 12 for part in parts):
         raise InputError(f"{option}: expected numbers separated by commas, got {text!r}")
