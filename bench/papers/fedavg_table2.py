@@ -15,7 +15,7 @@ from bench.papers.measures import (
     rounds_to,
     swing,
 )
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table, above
 
 PAPER = "Yang, Fang and Liu, Achieving Linear Speedup with Partial Worker Participation in Non-IID Federated Learning"
 ALGORITHMS = {"SCAFFOLD": "scaffold", "FedAvg": "fedavg"}
@@ -70,13 +70,15 @@ def job_of(
     }
 
 
-def _row(case: tuple[int, int, str], algorithm: str, model: str, stop_at: float | None, job: dict[str, Any]) -> Row:
+def _row(
+    case: tuple[int, int, str], algorithm: str, model: str, stop_at: float | None, job: dict[str, Any]
+) -> PaperRow:
     digits, workers, name = case
     which = list(ALGORITHMS).index(algorithm)
     published = {ROUNDS: PUBLISHED[case][which], MEBIBYTES: PUBLISHED[case][2 + which]}
     place = f"{'IID' if digits == 10 else f'{digits} digits'}, n = {workers}"
     label = f"{place}, {name}, {algorithm}"
-    return Row(label, model, job, published, f"{name}, {place}", algorithm, stop_at=stop_at)
+    return PaperRow(label, model, job, published, f"{name}, {place}", algorithm, stop_at=stop_at)
 
 
 def _full() -> Setting:
@@ -191,11 +193,11 @@ TABLE2 = Table(
 )
 
 
-def _effect(label: str, panel: str, model: str, job: dict[str, Any]) -> Row:
-    return Row(f"{panel}: {label}", model, job, panel=panel, curve=label)
+def _effect(label: str, panel: str, model: str, job: dict[str, Any]) -> PaperRow:
+    return PaperRow(f"{panel}: {label}", model, job, panel=panel, curve=label)
 
 
-def _effects(rounds: int, samples: int | None, many: int, model: str, **other: Any) -> list[Row]:
+def _effects(rounds: int, samples: int | None, many: int, model: str, **other: Any) -> list[PaperRow]:
     """The paper's figure 1: digits per worker, workers of a round, local epochs."""
     rows = []
     for digits in (1, 2, 5, 10):

@@ -56,7 +56,7 @@ class Connection:
         self._socket.close()
 
     async def ask(self, what: str, headers: str = "", body: memoryview | None = None) -> Answer:
-        """Send a request, Send a request, `what` is a method and a path. Anything but success is an error."""
+        """Send a request; `what` is a method and a path. Anything but success is an error."""
         length = f"Content-Length: {len(body)}\r\n" if body is not None else "Content-Length: 0\r\n"
         await self._loop.sock_sendall(self._socket, f"{what} HTTP/1.1\r\n{self._common}{headers}{length}\r\n".encode())
         if body is not None:

@@ -21,7 +21,7 @@ from bench.flower_python import FlowerMissing, flower_version, has_flower
 from bench.server.load import Load, LoadError, baseline_round, embrace_round
 from bench.server.model import vectors, write_bundle
 from bench.server.process import Watch, first_words, running
-from bench.server.report import Name, Row, ServerReport
+from bench.server.report import Name, ServerReport, ServerRow
 from edge_runtime.machine import describe_device
 from embrace.client import Client
 from federation.errors import InputError
@@ -84,13 +84,13 @@ def _check_disk(folder: Path, devices: int, parameters: int) -> None:
 
 def _measure(
     server: Name, folder: Path, devices: int, parameters: int, rounds: int, at_once: int, flower_python: Path | None
-) -> Row:
+) -> ServerRow:
     if server == "flower":
         from bench.flower.server import run_flower  # the wheel does not have it
 
         assert flower_python is not None
         found = run_flower(flower_python, folder, devices, parameters, rounds)
-        return Row(server, devices, parameters, found.seconds, found.cpu, found.idle, found.peak)
+        return ServerRow(server, devices, parameters, found.seconds, found.cpu, found.idle, found.peak)
     run = _run_baseline if server == "baseline" else _run_embrace
     return run(folder, devices, parameters, rounds, at_once)
 
@@ -98,7 +98,7 @@ def _measure(
 # --- the servers -----------------------------------------------------------------------------------------------------
 
 
-def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
+def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> ServerRow:
     weights, update = vectors(parameters)
     weights.astype("<f4").tofile(folder / "weights")
     load = Load(update.astype("<f4").tobytes(), at_once)
@@ -112,7 +112,7 @@ def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_o
         return watch.row("baseline", devices, parameters)
 
 
-def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
+def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> ServerRow:
     weights, update = vectors(parameters)
     manifest = write_bundle(folder / "bundle", weights)
     load = Load(b"".join(bytes(part) for part in encode_layers(manifest.space, 0, update)), at_once)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.server.load import LoadError
-from bench.server.report import Name, Row
+from bench.server.report import Name, ServerRow
 from federation.errors import EmbraceError
 
 ROUND_LIMIT, START_LIMIT, END_LIMIT = 600.0, 60.0, 10.0  # seconds
@@ -40,9 +40,9 @@ class Watch:
         self._seconds.append(time.perf_counter() - began)
         self._cpu.append(cpu_seconds(self._pid) - cpu)
 
-    def row(self, server: Name, devices: int, parameters: int) -> Row:
+    def row(self, server: Name, devices: int, parameters: int) -> ServerRow:
         peak = process_memory(self._pid, "VmHWM")
-        return Row(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
+        return ServerRow(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
 
 
 async def _in_time(round: Awaitable[None]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.simulation.case import DECAY, MOMENTUM, Case
+from bench.simulation.case import DECAY, MOMENTUM, SpeedCase
 from bench.simulation.meter import Meter
 from edge_runtime.bundle_files import map_weights, read_manifest
 from simulation.pool import Arrays, Job, Layout, LocalPool, Plan, Work
 
 
-def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
+def run_bare(case: SpeedCase, folder: Path, meter: Meter) -> list[float]:
     """Run all rounds: deal the cohort to the processes, average what they give. Return the losses."""
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "numbers")}
     manifest = read_manifest(Path(case.bundle))
@@ -48,7 +48,7 @@ def build(settings: Job, shared: Arrays) -> Work:
     from model_export.source import load_source
 
     torch.set_num_threads(1)
-    case = Case(**settings["case"])
+    case = SpeedCase(**settings["case"])
     manifest = read_manifest(Path(case.bundle))
     module = load_source(manifest.source.reference).module().train()
     state, where = module.state_dict(), manifest.space.views(shared["global"])

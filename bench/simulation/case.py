@@ -30,7 +30,7 @@ MOMENTUM, DECAY = 0.9, 1e-4
 
 
 @dataclass(frozen=True)
-class Case:
+class SpeedCase:
     """The numbers that every contestant is given."""
 
     model: str
@@ -59,7 +59,7 @@ class Case:
         )
 
 
-def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
+def write_case(case: SpeedCase, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
     """Write all files of a case."""
     np.save(folder / "stored.npy", stored)
     np.save(folder / "labels.npy", labels)
@@ -71,11 +71,11 @@ def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[A
     (folder / "seats.json").write_text(json.dumps(_seats(case, scene)))
 
 
-def read_case(folder: Path) -> Case:
-    return Case(**json.loads((folder / "case.json").read_text()))
+def read_case(folder: Path) -> SpeedCase:
+    return SpeedCase(**json.loads((folder / "case.json").read_text()))
 
 
-def open_case(case: Case, folder: Path) -> Scene:
+def open_case(case: SpeedCase, folder: Path) -> Scene:
     """The fleet of `embrace simulate`, as if the samples were one of its data sets."""
     stored, labels = (np.load(folder / f"{name}.npy") for name in ("stored", "labels"))
     manifest = read_manifest(Path(case.bundle))
@@ -83,7 +83,7 @@ def open_case(case: Case, folder: Path) -> Scene:
     return Scene(case.plan, fleet_table(case.plan, {}), Path(case.bundle), manifest, data)
 
 
-def _seats(case: Case, scene: Scene) -> list[list[tuple[int, int]]]:
+def _seats(case: SpeedCase, scene: Scene) -> list[list[tuple[int, int]]]:
     weights = map_weights(scene.bundle / scene.manifest.weights.name, scene.manifest.space)
     numbers = {device.id: number for number, device in enumerate(scene.devices)}
     server = SimulatedServer(case.plan, scene.manifest, {d.id: d.profile for d in scene.devices}, weights)

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 # Called with what happens now, and how many of how many steps are done.
-Report = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
@@ -30,11 +31,13 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Report]:
+def progress(title: str) -> Iterator[Progress]:
     """Show a bar while something runs, and only on a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    with ProgressBar(
+        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal
+    ) as bar:
         task = bar.add_task(title, total=None)
 
         def report(what: str, done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bench.device.zoo_table import HEAD, Row, rows, table
+from bench.device.zoo_table import HEAD, ZooRow, rows, table
 from federation import manifest
 from federation.space import Parameter
 from model_export.autodiff.registry import known_operators
@@ -104,7 +104,7 @@ def test_the_table_of_the_zoo_has_every_model_and_tier() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "mnist_2nn", "text_transformer"])
 def test_rows_of_the_zoo(name: str) -> None:
-    found: list[Row] = list(rows(name))
+    found: list[ZooRow] = list(rows(name))
     assert [row.markdown() for row in found] == [line for line in zoo_lines() if line.startswith(f"| {name} |")]
 
 

@@ -31,7 +31,7 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """The result of a measurement: tables, device, bars, notes, pictures."""
 
     title: str
@@ -66,7 +66,7 @@ class Report:
             raise InputError(f"cannot write {file}: {error.strerror}") from None
 
 
-def deliver(report: Report, out: Path | None, facts: Mapping[str, Any] | None) -> None:
+def deliver(report: BenchReport, out: Path | None, facts: Mapping[str, Any] | None) -> None:
     """Write what was measured where it is wanted: a file, and JSON or tables on the screen."""
     if out is not None:
         report.write(out)

@@ -44,7 +44,7 @@ BINARY = {"Add", "Sub", "Mul", "Div", "Sum"}
 MOST_STEM_ROWS = 100
 
 
-class Layout:
+class ImageLayout:
     """Rewrites nodes one after the other; afterwards `nodes` and `shapes` describe the same computation."""
 
     prefix: str  # of its operators
@@ -136,7 +136,7 @@ def window_attributes(window: Window) -> dict[str, object]:
     return {**window.attributes(), "size": list(window.size), "out": list(window.out)}
 
 
-class PixelLayout(Layout):
+class PixelLayout(ImageLayout):
     prefix = "Pixel"
 
     def twin_shape(self, pixels: int, channels: int) -> Shape:
@@ -154,7 +154,7 @@ class PixelLayout(Layout):
         return True
 
 
-class ChannelLayout(Layout):
+class ChannelLayout(ImageLayout):
     prefix = "Channel"
 
     def twin_shape(self, pixels: int, channels: int) -> Shape:
@@ -192,7 +192,7 @@ def has_tiles(window: Window) -> bool:
     )
 
 
-def _is_stem(layout: Layout, node: NodeProto, window: Window) -> bool:
+def _is_stem(layout: ImageLayout, node: NodeProto, window: Window) -> bool:
     """The first convolution: few channels, and the gradient of its input is not needed."""
     channels = int(layout.shapes[node.input[1]][1] or 0)
     rows = channels * window.kernel[0] * window.kernel[1]
@@ -201,7 +201,7 @@ def _is_stem(layout: Layout, node: NodeProto, window: Window) -> bool:
     )
 
 
-def _conv(layout: Layout, node: NodeProto) -> bool:
+def _conv(layout: ImageLayout, node: NodeProto) -> bool:
     weight = layout.shapes[node.input[1]]
     if len(weight) != 4 or node.output[0] not in layout.active:
         return False
@@ -209,7 +209,7 @@ def _conv(layout: Layout, node: NodeProto) -> bool:
     return layout.conv(node, window_of(layout, node, node.input[0], node.output[0], kernel))
 
 
-def _batch_norm(layout: Layout, node: NodeProto) -> bool:
+def _batch_norm(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]):
         return False
     twin = layout.twin(node.input[0])
@@ -221,7 +221,7 @@ def _batch_norm(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _unary(layout: Layout, node: NodeProto) -> bool:
+def _unary(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]):
         return False
     inputs = [layout.twin(node.input[0]), *node.input[1:]]
@@ -229,7 +229,7 @@ def _unary(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _binary(layout: Layout, node: NodeProto) -> bool:
+def _binary(layout: ImageLayout, node: NodeProto) -> bool:
     """Both operands are images of one size, or one is a single number."""
     images = [name for name in node.input if layout.shapes[name] == layout.shapes[node.output[0]]]
     numbers = [name for name in node.input if name in layout.constants and layout.constants[name].size == 1]
@@ -240,7 +240,7 @@ def _binary(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _max_pool(layout: Layout, node: NodeProto) -> bool:
+def _max_pool(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]) or len(node.output) > 1 or not isinstance(layout, PixelLayout):
         return False
     window = window_of(layout, node, node.input[0], node.output[0], tuple(attribute(node, "kernel_shape")))
@@ -248,7 +248,7 @@ def _max_pool(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _global_average(layout: Layout, node: NodeProto) -> bool:
+def _global_average(layout: ImageLayout, node: NodeProto) -> bool:
     """The mean over all pixels; also written as ReduceMean over height and width."""
     if not layout.has_twin(node.input[0]):
         return False
@@ -260,7 +260,7 @@ def _global_average(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-FORMS: Mapping[str, Callable[[Layout, NodeProto], bool]] = {
+FORMS: Mapping[str, Callable[[ImageLayout, NodeProto], bool]] = {
     "Conv": _conv,
     "BatchNormalization": _batch_norm,
     "MaxPool": _max_pool,
@@ -278,7 +278,7 @@ def choose_layout(
     shapes: Mapping[str, Shape],
     constants: Mapping[str, np.ndarray],
     active: set[str],
-) -> Layout:
+) -> ImageLayout:
     """The same computation with images held in the faster order; `given` and `result` stay as they are."""
     uses: dict[str, int] = {result: 1}
     for node in nodes:

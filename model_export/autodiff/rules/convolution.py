@@ -59,7 +59,7 @@ class Window:
 
 
 class Shapes(Protocol):
-    """Knows the shape of every value: a Context, or a Layout that is being written."""
+    """Knows the shape of every value: a Context, or a ImageLayout that is being written."""
 
     def shape(self, name: str) -> Shape: ...
 

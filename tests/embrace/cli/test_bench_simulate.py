@@ -14,15 +14,15 @@ pytest.importorskip("torch")
 
 from bench.processes import family, family_cpu, family_memory
 from bench.simulation.meter import Meter
-from bench.simulation.speed import Row, SpeedReport
+from bench.simulation.speed import SpeedReport, SpeedRow
 from embrace.cli.bench import bench
 from embrace.cli.bench.simulate import report_of, summary
 
 CASE = {"devices": 8, "cohort": 4, "steps": 2, "batch": 4, "workers": 2}
 
 
-def row(contestant: str, seconds: float, memory: int = 100, model: str = "mnist_lr") -> Row:
-    return Row(contestant, model, [seconds, seconds, 99.0], [seconds], memory, [2.3], 8)
+def row(contestant: str, seconds: float, memory: int = 100, model: str = "mnist_lr") -> SpeedRow:
+    return SpeedRow(contestant, model, [seconds, seconds, 99.0], [seconds], memory, [2.3], 8)
 
 
 def test_a_small_case_is_measured(tmp_path):
