@@ -19,61 +19,34 @@ from typing import Any
 import httpx
 import numpy as np
 
-from edge_runtime.bundle_files import file_ref, write_weights
 from embrace.client import Client
-from federation import manifest as m
-from federation.space import Parameter
+from federation.manifest import Loss, Manifest, Source, TensorSpec
+from federation.space import ParameterSpace
 from federation.wire import encode_layers
 from tests.stock_python import ROOT
+from tests.tiny_bundle import boundary, layer, manifest, weight, write_bundle
 
 PATIENCE = 30.0  # seconds until a process that should be there is given up
 
 
-def make_bundle(directory: Path, width: int = 4) -> m.Manifest:
-    """Two dense layers. Nobody runs the graphs: a coordinator only serves them."""
-    directory.mkdir(parents=True)
-    for name in ("first.onnx", "second.onnx", "train.first.onnx", "train.second.onnx"):
-        (directory / name).write_bytes(f"graph {name}".encode())
-    shapes = {"first": (("w1", (8, width)),), "second": (("w2", (3, 8)), ("b2", (3,)))}
-    sides = [m.TensorSpec("float32", (size,)) for size in (width, 8, 3)]
-    layers = tuple(
-        m.Layer(
-            name,
-            sides[i],
-            sides[i + 1],
-            tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
-            8,
-            32,
-            0,
-            file_ref(directory, f"{name}.onnx"),
-        )
-        for i, name in enumerate(shapes)
-    )
-    boundaries = tuple(
-        m.Boundary(name, i, None, 8, file_ref(directory, f"train.{name}.onnx"), ()) for i, name in enumerate(shapes)
-    )
-    weights = directory / "weights.safetensors"
-    space = m.ParameterSpace([layer.parameters for layer in layers])
-    write_weights(weights, space, np.linspace(-1, 1, space.size, dtype=np.float32))
-    made = m.Manifest(
-        1,
-        "small",
-        m.Source("onnx", "small.onnx"),
-        18,
-        m.Loss("cross_entropy"),
-        sides[0],
-        m.TensorSpec("int64", ()),
-        sides[2],
-        None,
-        4,
-        False,
+def make_bundle(directory: Path, width: int = 4) -> Manifest:
+    """Two dense layers. No test runs the graphs: a coordinator only serves them."""
+    entry, middle, leaves = (TensorSpec("float32", (size,)) for size in (width, 8, 3))
+    layers = [
+        layer("first", weight("w1", 8, width), activations=8, macs=32, input=entry, output=middle),
+        layer("second", weight("w2", 3, 8), weight("b2", 3), activations=8, macs=32, input=middle, output=leaves),
+    ]
+    made = manifest(
         layers,
-        boundaries,
+        [boundary("first", 0, 8), boundary("second", 1, 8)],
         {"strong": "first", "weak": "second"},
-        file_ref(directory, weights.name),
+        name="small",
+        source=Source("onnx", "small.onnx"),
+        loss=Loss("cross_entropy"),
+        labels=TensorSpec("int64", ()),
+        batch=4,
     )
-    (directory / "manifest.json").write_text(m.dumps(made))
-    return made
+    return write_bundle(directory, made, np.linspace(-1, 1, made.space.size, dtype=np.float32))
 
 
 @dataclass
@@ -158,9 +131,7 @@ def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
 
 def zero_update(layer: int = 0, width: int = 4) -> bytes:
     """The body of an update of the small bundle, from a layer on."""
-    space = m.ParameterSpace(
-        [[Parameter("w1", "weight", (8, width))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
-    )
+    space = ParameterSpace([[weight("w1", 8, width)], [weight("w2", 3, 8), weight("b2", 3)]])
     size = sum(space.layer(i).stop - space.layer(i).start for i in range(layer, 2))
     return b"".join(bytes(part) for part in encode_layers(space, layer, np.zeros(size, np.float32)))
 
