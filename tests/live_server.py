@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +24,7 @@ from federation.space import ParameterSpace
 from federation.wire import encode_layers
 from tests.stock_python import ROOT
 from tests.tiny_bundle import boundary, layer, manifest, weight, write_bundle
-
-PATIENCE = 30.0  # seconds until a process that should be there is given up
+from tests.waiting import PATIENCE, wait_until
 
 
 def make_bundle(directory: Path, width: int = 4) -> Manifest:
@@ -75,7 +73,7 @@ class LiveServer:
         return url.host, url.port or 80
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, timeout=10)
+        return socket.create_connection(self.address, timeout=PATIENCE)
 
     def create_job(self, directory: Path, **plan: Any) -> str:
         """A job on a new small bundle."""
@@ -88,7 +86,7 @@ class LiveServer:
         return str(client.call("POST", "/jobs", json={"bundle": digest, "plan": whole})["id"])
 
     def client(self, token: str) -> httpx.Client:
-        made = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+        made = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE)
         self._clients.append(made)
         return made
 
@@ -100,22 +98,19 @@ class LiveServer:
         """A client with the token of a new device."""
         headers = {"Authorization": f"Bearer {self.enrolment}"}
         wanted = {"name": name, "profile": {"tier": tier}}
-        answer = httpx.post(f"{self.url}/v1/devices", json=wanted, headers=headers)
+        answer = httpx.post(f"{self.url}/v1/devices", json=wanted, headers=headers, timeout=PATIENCE)
         assert answer.status_code == 201, answer.text
         return self.client(answer.json()["token"])
 
     def retire_devices(self) -> None:
         """No round waits for a device of another test."""
-        with httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.admin}"}) as admin:
-            for device in admin.get("/v1/devices").json():
-                if not device["revoked"]:
-                    admin.delete(f"/v1/devices/{device['id']}").raise_for_status()
+        admin = self.client(self.admin)
+        for device in admin.get("/v1/devices").json():
+            if not device["revoked"]:
+                admin.delete(f"/v1/devices/{device['id']}").raise_for_status()
 
     def wait_for_log(self, text: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while text not in self.log:
-            assert time.monotonic() < until, f"{text!r} never came:\n{self.log}"
-            time.sleep(0.02)
+        wait_until(lambda: text in self.log, lambda: f"{text!r} never came:\n{self.log}")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -123,7 +118,7 @@ class LiveServer:
         return self.process.wait(PATIENCE)
 
 
-def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
+def next_task(device: httpx.Client, wait: float = 30.0) -> dict[str, Any]:
     answer = device.post("/v1/tasks/next", params={"wait": wait})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -157,10 +152,16 @@ def live_server(directory: Path, *options: str, **settings: object) -> Iterator[
             text=True,
         )
     try:
-        until = time.monotonic() + PATIENCE
-        while "API documentation" not in (printed := out.read_text()) or "startup complete" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < until, out.read_text() + log.read_text()
-            time.sleep(0.02)
+
+        def told() -> str:
+            return out.read_text() + log.read_text()
+
+        def ready() -> bool:
+            assert process.poll() is None, told()
+            return "API documentation" in out.read_text() and "startup complete" in log.read_text()
+
+        wait_until(ready, told)
+        printed = out.read_text()
         url = re.search(r"coordinator: (\S+)", printed)
         token = re.search(r"embrace_enrol_[\w-]+", printed)
         assert url and token

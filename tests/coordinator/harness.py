@@ -44,6 +44,7 @@ from federation.messages import Report, TaskOffer
 from federation.space import Vector
 from federation.wire import encode_layers
 from tests import tiny_bundle
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("strong", "moderate", "weak")
@@ -168,7 +169,7 @@ class World:
         """Until everything that was accepted is folded, and whatever followed is done."""
         done = threading.Event()
         self.coordinator._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -223,7 +224,8 @@ class Site:
 
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)  # no certificates to load
+        # Without verify=False every client would load the system's certificates.
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, verify=False)
 
     def enrol(self, tier: str = "strong", name: str = "a device") -> tuple[str, str]:
         """(id, token) of a new device."""
@@ -233,7 +235,7 @@ class Site:
     def settle(self) -> None:
         done = threading.Event()
         self.server.coordinator._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
 
     def spool(self) -> list[Path]:
         return sorted((self.directory / "spool").iterdir())
@@ -249,8 +251,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
     process = uvicorn.Server(config)
     thread = threading.Thread(target=process.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    while not process.started and thread.is_alive():
-        time.sleep(0.01)
+    wait_until(lambda: process.started or not thread.is_alive())
     assert process.started
     try:
         yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", server, admin, directory)
@@ -258,7 +259,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
         server.app.state.leaving.set()
         server.coordinator.release()
         process.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         bound.close()
         server.coordinator.sessions.kw["bind"].dispose()
         assert not thread.is_alive()
@@ -325,7 +326,7 @@ def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0
 
 def end_process(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(30)
+    process.wait(PATIENCE)
     if process.stdout is not None:
         process.stdout.close()
 

@@ -28,9 +28,9 @@ from simulation.fleet import Scene, SimulatedDevice
 from simulation.pool import Arrays, Job
 from simulation.pool import Plan as WorkPlan
 from simulation.run import Options, Simulation, open_job
+from tests.waiting import PATIENCE, wait_until
 
 SEED = 3
-PATIENCE = 120.0  # seconds until a job that should be done is given up
 HEAD = f"""
 bundle = "digits"
 seed = {SEED}
@@ -184,11 +184,11 @@ class Fleet:
         return read_weights(self.bundle, path)
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE
-        while not ready():
+        def looked() -> bool:
             assert not self.errors, self.errors
-            assert time.monotonic() < until, "it never happened"
-            time.sleep(0.02)
+            return ready()
+
+        wait_until(looked)
 
     @property
     def errors(self) -> list[BaseException]:

@@ -22,6 +22,7 @@ from embrace.cli.watch import Watched, note_of, rounds_table
 from tests.embrace.cli.conftest import Embrace
 from tests.live_server import live_server, next_task, zero_update
 from tests.stock_python import ROOT
+from tests.waiting import PATIENCE, wait_until
 
 SEAT = {"number": 0, "member": {"device": "d0", "boundary": "conv1", "trains": 5}, "state": "leased", "holders": ["d0"]}
 
@@ -198,7 +199,7 @@ def test_the_live_view_outlives_the_coordinator(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            _until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+            wait_until(lambda: _is_ready(server.url))
             work(device, 1)
             assert screen.end() == 0 and "2 of 2 rounds" in screen.text
         finally:
@@ -207,15 +208,11 @@ def test_the_live_view_outlives_the_coordinator(tmp_path: Path) -> None:
             again.wait()
 
 
-def _until(ready: Any) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if ready():
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError("it never came")
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 class Screen:
@@ -248,13 +245,11 @@ class Screen:
                 return
 
     def wait_for(self, text: str) -> None:
-        until = time.monotonic() + 60
-        while text not in self.text:
-            assert time.monotonic() < until and self.process.poll() is None, self.text[-3000:]
-            time.sleep(0.05)
+        wait_until(lambda: text in self.text or self.process.poll() is not None, lambda: self.text[-3000:])
+        assert text in self.text, self.text[-3000:]
 
     def end(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(10)
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         os.close(self._mine)
         return code
