@@ -42,7 +42,7 @@ def test_every_command_shown_exists(page: Path) -> None:
     shown = set(re.findall(r"^\$? ?embrace ([a-z]+)", page.read_text(), re.MULTILINE))
     shown |= set(re.findall(r"`embrace ([a-z]+)", page.read_text()))
     assert shown <= known
-    options = {name for command in get_command(app).commands.values() for name in _options(command)}  # type: ignore[attr-defined]
+    options = {"--help"} | {name for command in get_command(app).commands.values() for name in _options(command)}  # type: ignore[attr-defined]
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(re.findall(r"embrace [^\n`]*", page.read_text()))))
     assert used <= options
 
