@@ -6,7 +6,7 @@ ARG PYTHON=3.12
 # --- the project as one wheel ---------------------------------------------------------------------------------------
 FROM python:${PYTHON}-slim AS wheel
 WORKDIR /source
-COPY pyproject.toml LICENSE ./
+COPY pyproject.toml LICENSE README.md ./
 COPY bench bench
 COPY coordinator coordinator
 COPY edge_runtime edge_runtime
@@ -16,7 +16,7 @@ COPY model_export model_export
 COPY simulation simulation
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
-# --- what all images share: an interpreter, and somebody who is not root ---------------------------------------------
+# --- what all images share: an interpreter, and a user who is not root -----------------------------------------------
 FROM python:${PYTHON}-slim AS base
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin embrace \
     && install --directory --owner embrace --group embrace --mode 0700 /data

@@ -1,68 +1,88 @@
 # Everything from a fresh clone: `make demo`, `make test`. Needs python3 (3.10 or newer, with venv) and nothing else.
 PYTHON ?= python3
+TESTS ?= tests
+RUNTIME ?= # stock: `make venv` takes the stock onnxruntime also where the one with both engines exists
 
-BIN := .venv/bin
-TYPED := $(wildcard federation edge_runtime coordinator)
+ROOMS := federation edge_runtime coordinator model_export bench simulation embrace
+comma := ,
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := .venv/$(SCRIPTS)
 READY := .venv/.ready
+DEMO_READY := .venv-demo/.ready
 STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test test-slow test-ray fuzz lint clean
+.PHONY: help venv venv-stock demo test pytest test-slow test-ray fuzz coverage lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(DEMO_READY) ## see it work: a coordinator and four agents train a small network (without PyTorch)
+	.venv-demo/$(SCRIPTS)/embrace demo
 
 venv: $(READY) ## create .venv: every part of the project and the development tools
 
 venv-stock: $(STOCK_READY) ## create .venv-stock: what a device has, with the newest stock onnxruntime and no torch
 
-demo: $(READY) ## see it work: a coordinator and four agents train a small network
-	$(BIN)/embrace demo
+test: lint pytest ## lint, type check, and every test that is not slow (TESTS=tests/federation: only those)
 
-test: lint $(STOCK_READY) ## lint, type check, and every test that is not slow
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+pytest: $(READY) $(STOCK_READY) ## the tests alone
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(TESTS)
 
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(TESTS)
 
 test-ray: $(RAY_READY) ## simulations whose devices are tasks of a local Ray: the same results
-	.venv-ray/bin/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py
+	.venv-ray/$(SCRIPTS)/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py
 
 fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for the API of a running coordinator
-	.venv-fuzz/bin/python -m tests.fuzz.fuzz_wire --seconds 20
-	.venv-fuzz/bin/python -m tests.fuzz.fuzz_api --seconds 90
+	.venv-fuzz/$(SCRIPTS)/python -m tests.fuzz.fuzz_wire --seconds 20
+	.venv-fuzz/$(SCRIPTS)/python -m tests.fuzz.fuzz_api --seconds 90
 
-lint: $(READY) ## ruff and mypy --strict
+coverage: $(READY) $(STOCK_READY) ## which lines the tests run; fails below the floor in pyproject.toml
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered $(TESTS)
+
+lint: $(READY) ## ruff, its formatter, and mypy --strict on every package
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(TYPED)
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(ROOMS)
+
+format: $(READY) ## write the code as ruff would
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean: ## remove all environments and every cache
-	rm -rf .venv .venv-stock .venv-fuzz .venv-ray build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-demo .venv-stock .venv-fuzz .venv-ray build *.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last: an interrupted installation is continued by the next `make`.
-$(READY): pyproject.toml constraints.txt
+# $(call environment,FOLDER,OPTIONS AND EXTRAS): the stamp is written last, so that an interrupted installation is
+# continued by the next `make`.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[everything]'
-	touch $@
+	$(PYTHON) -m venv $(1)
+	$(1)/$(SCRIPTS)/python -m pip install $(2)
+	touch $(1)/.ready
+endef
+
+STOCK_ROLES := edge,images,coordinator,export,bench,dev
+EVERYTHING = $(if $(filter stock,$(RUNTIME)),$(STOCK_ROLES),everything)
+$(READY): pyproject.toml constraints.txt
+	$(call environment,.venv,--constraint constraints.txt --editable '.[$(EVERYTHING)]')
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call environment,.venv-demo,--constraint constraints.txt --editable '.[edge$(comma)coordinator]')
 
 # No constraints here: a device takes whatever is current, and the exported graphs have to run on that too.
 $(STOCK_READY): pyproject.toml
-	$(PYTHON) -m venv .venv-stock
-	.venv-stock/bin/python -m pip install --upgrade --editable '.[edge]'
-	touch $@
+	$(call environment,.venv-stock,--upgrade --editable '.[edge]')
 
 # An environment of its own: schemathesis is a plugin of pytest, and the tests should not run with it.
 $(FUZZ_READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-fuzz
-	.venv-fuzz/bin/python -m pip install --constraint constraints.txt --editable '.[coordinator,fuzz]'
-	touch $@
+	$(call environment,.venv-fuzz,--constraint constraints.txt --editable '.[coordinator$(comma)fuzz]')
 
 # Ray is large, and few need it.
 $(RAY_READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-ray
-	.venv-ray/bin/python -m pip install --constraint constraints.txt --editable '.[everything,ray]'
-	touch $@
+	$(call environment,.venv-ray,--constraint constraints.txt --editable '.[everything$(comma)ray]')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def family(root: int) -> set[int]:
-    """A process and all that it started, and they."""
+    """Find a process and all its descendants."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -20,7 +20,7 @@ def family(root: int) -> set[int]:
 
 
 def family_memory(root: int) -> int | None:
-    """Bytes of all processes together; what several share counts once (proportional set size)."""
+    """Add up the bytes of all processes; what several share counts once (proportional set size)."""
     total = 0
     for pid in family(root):
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def family_memory(root: int) -> int | None:
 
 
 def family_cpu(root: int, *, without_root: bool = False) -> float:
-    """Seconds of all processes so far, of those included that ended."""
+    """Add up the processor seconds of all processes so far, those that ended included."""
     total = 0
     for pid in family(root) - ({root} if without_root else set()):
         with contextlib.suppress(OSError):

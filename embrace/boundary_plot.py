@@ -16,7 +16,7 @@ PARTS = ("parameters", "gradients", "optimiser", "activations")
 
 
 def plot_boundaries(manifest: Manifest, batch: int, file: Path) -> None:
-    """Two panels, one row per boundary: predicted memory, and multiply-accumulates per sample."""
+    """Draw two panels, one row per boundary: predicted memory, and multiply-accumulates per sample."""
     names = [_label(manifest, boundary) for boundary in manifest.boundaries]
     figure = Figure(figsize=(11, 1.9 + 0.26 * len(names)), layout="constrained")
     memory, work = figure.subplots(1, 2, sharey=True)
@@ -47,7 +47,7 @@ def _label(manifest: Manifest, boundary: Boundary) -> str:
 
 
 def _stack(axes: Axes, parts: dict[str, list[float]]) -> None:
-    """Horizontal bars of parts that add up, so that names of any length and number stay readable."""
+    """Draw horizontal bars of parts that add up, so that names of any length and number stay readable."""
     left = [0.0] * len(next(iter(parts.values())))
     for (part, values), colour in zip(parts.items(), COLOURS):
         axes.barh(range(len(values)), values, left=left, label=part, color=colour, height=0.74)
@@ -57,7 +57,7 @@ def _stack(axes: Axes, parts: dict[str, list[float]]) -> None:
 
 
 def _pair(axes: Axes, parts: dict[str, list[float]]) -> None:
-    """Two thin bars per row, for quantities that do not add up."""
+    """Draw two thin bars per row, for quantities that do not add up."""
     for (part, values), colour, offset in zip(parts.items(), ("#999999", COLOURS[4]), (-0.19, 0.19)):
         rows = [row + offset for row in range(len(values))]
         axes.barh(rows, values, label=part, color=colour, height=0.36)

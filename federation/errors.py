@@ -96,7 +96,7 @@ class MissingPackage(EmbraceError):
     exit_code = 3
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"the package '{package}' is not installed: pip install 'embrace[{extra}]'")
+        super().__init__(f"the package '{package}' is not installed: pip install 'embrace-fl[{extra}]'")
         self.package = package
         self.extra = extra
 

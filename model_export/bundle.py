@@ -294,7 +294,8 @@ def _write_boundary(
     directory: Path,
 ) -> tuple[Boundary, list[str]]:
     """One boundary's graphs for each engine, and what could not be done."""
-    stem, notes = _file_stem(boundary.layer, boundary.name), []
+    stem = _file_stem(boundary.layer, boundary.name)
+    notes: list[str] = []
     if "portable" in choices.engines:
         name = f"train.{stem}.onnx"
         model = training_graph(graph, suffix, source.loss, boundary.last_steps)

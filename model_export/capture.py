@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import onnx
 import torch
@@ -116,7 +117,7 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
     torch.onnx.export(
         module,
         (sample,),
-        buffer,
+        cast(Any, buffer),  # this exporter takes a file, too
         dynamo=False,
         opset_version=OPSET,
         training=torch.onnx.TrainingMode.TRAINING,
@@ -141,6 +142,7 @@ def _export_dynamo(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
         optimize=False,
         verbose=False,
     )
+    assert program is not None  # it is None for the other exporter only
     return program.model_proto
 
 

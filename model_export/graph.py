@@ -1,7 +1,7 @@
 """ONNX graphs as the exporter works on them: plain NodeProtos in topological order, values known by name.
 
 `Graph` is a captured model after normalisation; `Emitter` writes new nodes. Both stay close to the protobufs so
-that anybody who knows ONNX can read a rule.
+that a reader who knows ONNX can read a rule.
 """
 
 from __future__ import annotations

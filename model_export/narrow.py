@@ -1,7 +1,7 @@
 """Narrow versions of a PyTorch model: the same layers with the first channels of each.
 
-Whoever builds the model decides which channels a width keeps; here the narrow module gets the wide one's values, and
-is refused if it is anything but the corner of the wide one.
+The function that builds the model decides which channels a width keeps; here the narrow module gets the wide one's
+values, and is refused if it is anything but the corner of the wide one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from federation.errors import InputError
 from federation.manifest import Boundary, Manifest
-from federation.narrow import corner, fits
+from federation.narrow import fits
 from federation.space import ParameterSpace
 from model_export.errors import ExportError
 from model_export.layers import LayerGraph
@@ -54,7 +54,12 @@ def _fill(narrow: nn.Module, wide: nn.Module, what: str) -> None:
                 f"{what}: {name} has the shape {tuple(value.shape)}, "
                 f"which is no corner of the wide {tuple(known[name].shape)}"
             )
-        value.copy_(corner(known[name], value.shape))  # type: ignore[arg-type]
+        value.copy_(_corner(known[name], value.shape))
+
+
+def _corner(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """The part of a wide tensor that a narrow one is; a view, as `federation.narrow.corner` of an array."""
+    return tensor[tuple(slice(size) for size in shape)]
 
 
 def check_narrow(source: ModelSource, width: float, wide: Sequence[LayerGraph], thin: Sequence[LayerGraph]) -> None:
@@ -84,9 +89,9 @@ def _is_corner(source: ModelSource, width: float, space: ParameterSpace) -> bool
     thin, wide = narrow_source(source, width).module().eval(), source.module().eval()
     state = wide.state_dict()
     for parameter in space:
-        kept = corner(state[parameter.name], parameter.shape).clone()  # type: ignore[arg-type]
+        kept = _corner(state[parameter.name], parameter.shape).clone()
         state[parameter.name].zero_()
-        corner(state[parameter.name], parameter.shape).copy_(kept)  # type: ignore[arg-type, attr-defined]
+        _corner(state[parameter.name], parameter.shape).copy_(kept)
     x = torch.from_numpy(source.sample(2))
     with torch.no_grad(), _without_normalisation():
         found, expected = wide(x), thin(x)

@@ -165,7 +165,7 @@ def _function_body(node: NodeProto, opset: int, types: dict[str, onnx.TypeProto]
     """The standard's own definition of an operator by simpler ones, if any; states its omitted attributes."""
     if not onnx.defs.has(node.op_type, opset, ""):
         return None
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # its functions are missing in onnx's stubs
     given = {item.name for item in node.attribute}
     missing = [schema.attributes[name].default_value for name in sorted(schema.attributes) if name not in given]
     node.attribute.extend(item for item in missing if item.name)
@@ -205,9 +205,9 @@ def _separate_statistics(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op_type == "BatchNormalization":
             for name in node.input[3:5]:
-                if name in graph.weights or name in graph.constants:
-                    graph.statistics[name] = graph.weights.pop(name, graph.constants.get(name))
-                    graph.constants.pop(name, None)
+                for place in (graph.constants, graph.weights):
+                    if name in place:
+                        graph.statistics[name] = place.pop(name)
 
 
 def _resolve_static_values(graph: Graph, first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
@@ -248,8 +248,8 @@ def _simplify_static_input(graph: Graph, node: NodeProto, first: dict[str, np.nd
             node.input[1] = name
     if node.op_type in ("LSTM", "GRU", "RNN"):
         for index in (5, 6):  # initial states that are zero are the default
-            name = optional_input(node, index)
-            if name and _is_static(graph, name) and not first[name].any():
+            state = optional_input(node, index)
+            if state and _is_static(graph, state) and not first[state].any():
                 node.input[index] = ""
         while node.input and not node.input[-1]:
             del node.input[-1]

@@ -33,7 +33,9 @@ class OnnxOracle:
         self._manifest = manifest
         self._model = to_supported_opset(source.capture().model)
         make_batch_dynamic(self._model)
-        self._graph, self._layers = load_graph(source)
+        graph, layers = load_graph(source)
+        self._graph = graph
+        self._layers = layers
         self._steps: dict[int, OrtTrainingStep | None] = {}
         if [layer.name for layer in self._layers] != [layer.name for layer in manifest.layers]:
             raise ExportError("the ONNX file has other layers than the bundle: it changed since the export")

@@ -1,4 +1,4 @@
-"""What a training step should give, computed by somebody else: PyTorch's autograd, or onnxruntime for ONNX files."""
+"""Compute what a training step should give by other means: PyTorch's autograd, or onnxruntime for ONNX files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TorchOracle:
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
         """Normalisation with a spread of 1 around 3: halfway between the kinks of ReLU and ReLU6."""
         space = self.manifest.space
-        moved = vector.copy()
+        moved: np.ndarray = vector.copy()
         for path, module in self.module.named_modules():
             if isinstance(module, NORMALISATIONS):
                 for name, value in ((f"{path}.weight", 1.0), (f"{path}.bias", 3.0)):
@@ -218,7 +218,7 @@ class _Recorder(TorchDispatchMode):
     """Keeps every floating-point tensor that an eager forward pass computes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[np.ndarray] = []
 
     def __torch_dispatch__(

@@ -91,7 +91,7 @@ class StackedStep:
         try:
             predictions = vmap(self._predict)(self._weights, self._statistics, aligned(batches))
             losses = stacked_losses(self._loss, predictions, torch.from_numpy(labels))
-            losses.sum().backward()  # type: ignore[no-untyped-call]
+            losses.sum().backward()
         except RuntimeError as error:
             raise readable(error, batches.shape[0] * batches.shape[1]) from None
         found: NDArray[np.float32] = losses.detach().numpy()

@@ -80,7 +80,7 @@ class TorchStep:
             self.gradients[run] = self.parameters[run]
         try:
             loss = torch_loss(self._loss, self._forward(self._module, x, seed), torch.from_numpy(labels))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         except RuntimeError as error:
             raise readable(error, len(batch)) from None
         return loss.item()

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,61 +18,33 @@ from typing import Any
 import httpx
 import numpy as np
 
-from edge_runtime.bundle_files import file_ref, write_weights
 from embrace.client import Client
-from federation import manifest as m
-from federation.space import Parameter
+from federation.manifest import Loss, Manifest, Source, TensorSpec
+from federation.space import ParameterSpace
 from federation.wire import encode_layers
 from tests.stock_python import ROOT
+from tests.tiny_bundle import boundary, layer, manifest, weight, write_bundle
+from tests.waiting import PATIENCE, wait_until
 
-PATIENCE = 30.0  # seconds until a process that should be there is given up
 
-
-def make_bundle(directory: Path, width: int = 4) -> m.Manifest:
-    """Two dense layers. Nobody runs the graphs: a coordinator only serves them."""
-    directory.mkdir(parents=True)
-    for name in ("first.onnx", "second.onnx", "train.first.onnx", "train.second.onnx"):
-        (directory / name).write_bytes(f"graph {name}".encode())
-    shapes = {"first": (("w1", (8, width)),), "second": (("w2", (3, 8)), ("b2", (3,)))}
-    sides = [m.TensorSpec("float32", (size,)) for size in (width, 8, 3)]
-    layers = tuple(
-        m.Layer(
-            name,
-            sides[i],
-            sides[i + 1],
-            tuple(Parameter(p, "weight", shape) for p, shape in shapes[name]),
-            8,
-            32,
-            0,
-            file_ref(directory, f"{name}.onnx"),
-        )
-        for i, name in enumerate(shapes)
-    )
-    boundaries = tuple(
-        m.Boundary(name, i, None, 8, file_ref(directory, f"train.{name}.onnx"), ()) for i, name in enumerate(shapes)
-    )
-    weights = directory / "weights.safetensors"
-    space = m.ParameterSpace([layer.parameters for layer in layers])
-    write_weights(weights, space, np.linspace(-1, 1, space.size, dtype=np.float32))
-    made = m.Manifest(
-        1,
-        "small",
-        m.Source("onnx", "small.onnx"),
-        18,
-        m.Loss("cross_entropy"),
-        sides[0],
-        m.TensorSpec("int64", ()),
-        sides[2],
-        None,
-        4,
-        False,
+def make_bundle(directory: Path, width: int = 4) -> Manifest:
+    """Two dense layers. No test runs the graphs: a coordinator only serves them."""
+    entry, middle, leaves = (TensorSpec("float32", (size,)) for size in (width, 8, 3))
+    layers = [
+        layer("first", weight("w1", 8, width), activations=8, macs=32, input=entry, output=middle),
+        layer("second", weight("w2", 3, 8), weight("b2", 3), activations=8, macs=32, input=middle, output=leaves),
+    ]
+    made = manifest(
         layers,
-        boundaries,
+        [boundary("first", 0, 8), boundary("second", 1, 8)],
         {"strong": "first", "weak": "second"},
-        file_ref(directory, weights.name),
+        name="small",
+        source=Source("onnx", "small.onnx"),
+        loss=Loss("cross_entropy"),
+        labels=TensorSpec("int64", ()),
+        batch=4,
     )
-    (directory / "manifest.json").write_text(m.dumps(made))
-    return made
+    return write_bundle(directory, made, np.linspace(-1, 1, made.space.size, dtype=np.float32))
 
 
 @dataclass
@@ -102,7 +73,7 @@ class LiveServer:
         return url.host, url.port or 80
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, timeout=10)
+        return socket.create_connection(self.address, timeout=PATIENCE)
 
     def create_job(self, directory: Path, **plan: Any) -> str:
         """A job on a new small bundle."""
@@ -115,7 +86,7 @@ class LiveServer:
         return str(client.call("POST", "/jobs", json={"bundle": digest, "plan": whole})["id"])
 
     def client(self, token: str) -> httpx.Client:
-        made = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+        made = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE)
         self._clients.append(made)
         return made
 
@@ -127,22 +98,19 @@ class LiveServer:
         """A client with the token of a new device."""
         headers = {"Authorization": f"Bearer {self.enrolment}"}
         wanted = {"name": name, "profile": {"tier": tier}}
-        answer = httpx.post(f"{self.url}/v1/devices", json=wanted, headers=headers)
+        answer = httpx.post(f"{self.url}/v1/devices", json=wanted, headers=headers, timeout=PATIENCE)
         assert answer.status_code == 201, answer.text
         return self.client(answer.json()["token"])
 
     def retire_devices(self) -> None:
         """No round waits for a device of another test."""
-        with httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.admin}"}) as admin:
-            for device in admin.get("/v1/devices").json():
-                if not device["revoked"]:
-                    admin.delete(f"/v1/devices/{device['id']}").raise_for_status()
+        admin = self.client(self.admin)
+        for device in admin.get("/v1/devices").json():
+            if not device["revoked"]:
+                admin.delete(f"/v1/devices/{device['id']}").raise_for_status()
 
     def wait_for_log(self, text: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while text not in self.log:
-            assert time.monotonic() < until, f"{text!r} never came:\n{self.log}"
-            time.sleep(0.02)
+        wait_until(lambda: text in self.log, lambda: f"{text!r} never came:\n{self.log}")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -150,7 +118,7 @@ class LiveServer:
         return self.process.wait(PATIENCE)
 
 
-def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
+def next_task(device: httpx.Client, wait: float = 30.0) -> dict[str, Any]:
     answer = device.post("/v1/tasks/next", params={"wait": wait})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -158,9 +126,7 @@ def next_task(device: httpx.Client, wait: float = 5.0) -> dict[str, Any]:
 
 def zero_update(layer: int = 0, width: int = 4) -> bytes:
     """The body of an update of the small bundle, from a layer on."""
-    space = m.ParameterSpace(
-        [[Parameter("w1", "weight", (8, width))], [Parameter("w2", "weight", (3, 8)), Parameter("b2", "weight", (3,))]]
-    )
+    space = ParameterSpace([[weight("w1", 8, width)], [weight("w2", 3, 8), weight("b2", 3)]])
     size = sum(space.layer(i).stop - space.layer(i).start for i in range(layer, 2))
     return b"".join(bytes(part) for part in encode_layers(space, layer, np.zeros(size, np.float32)))
 
@@ -186,10 +152,16 @@ def live_server(directory: Path, *options: str, **settings: object) -> Iterator[
             text=True,
         )
     try:
-        until = time.monotonic() + PATIENCE
-        while "API documentation" not in (printed := out.read_text()) or "startup complete" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < until, out.read_text() + log.read_text()
-            time.sleep(0.02)
+
+        def told() -> str:
+            return out.read_text() + log.read_text()
+
+        def ready() -> bool:
+            assert process.poll() is None, told()
+            return "API documentation" in out.read_text() and "startup complete" in log.read_text()
+
+        wait_until(ready, told)
+        printed = out.read_text()
         url = re.search(r"coordinator: (\S+)", printed)
         token = re.search(r"embrace_enrol_[\w-]+", printed)
         assert url and token

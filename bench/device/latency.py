@@ -38,8 +38,8 @@ ROW_KEYS = ("method", "tier", "model", "boundary", "engine")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One case: who trains what, with which engine, and everything that was measured of it."""
+class LatencyRow:
+    """One case: tier, boundary, engine, and everything that was measured of it."""
 
     method: Method
     tier: str
@@ -100,7 +100,7 @@ def _seconds(run: Measurement, part: str, share: float) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Bar:
+class LatencyBar:
     """Something that the project promises, and what was measured."""
 
     engine: EngineName
@@ -123,14 +123,14 @@ class LatencyReport:
     iterations: int
     stored_as: StoredType
     device: dict[str, str]
-    rows: list[Row]
+    rows: list[LatencyRow]
     notes: list[str]
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> LatencyReport:
-        """Back from what `--json` printed: only the raw measurements are taken, everything else is computed again."""
+        """Read what `--json` printed: only the raw measurements are taken, everything else is computed again."""
         rows = [
-            Row(**{key: case[key] for key in ROW_KEYS}, runs=[Measurement(**run) for run in case["processes"]])
+            LatencyRow(**{key: case[key] for key in ROW_KEYS}, runs=[Measurement(**run) for run in case["processes"]])
             for case in facts["cases"]
         ]
         head = {key: facts[key] for key in ("model", "batch", "threads", "iterations", "stored_as", "device", "notes")}
@@ -140,18 +140,18 @@ class LatencyReport:
     def engines(self) -> list[EngineName]:
         return list(dict.fromkeys(row.engine for row in self.rows))
 
-    def strong(self, engine: EngineName) -> Row | None:
+    def strong(self, engine: EngineName) -> LatencyRow | None:
         """The row that the others of its engine are compared with."""
         return next((row for row in self.rows if row.engine == engine and row.method == "whole model"), None)
 
-    def weakest(self, engine: EngineName) -> Row | None:
+    def weakest(self, engine: EngineName) -> LatencyRow | None:
         """The row of the tier that trains least; None if this engine cannot serve it."""
         tiers = [row.tier for row in self.rows if row.method == "EmbracingFL"]
         lowest = "weak" if "weak" in tiers else tiers[-1] if tiers else None
         rows = (row for row in self.rows if row.engine == engine and row.method == "EmbracingFL")
         return next((row for row in rows if row.tier == lowest), None)
 
-    def ratio(self, row: Row, part: str) -> float | None:
+    def ratio(self, row: LatencyRow, part: str) -> float | None:
         """A median, or 'memory', relative to training everything with the same engine."""
         strong = self.strong(row.engine)
         if strong is None:
@@ -160,13 +160,13 @@ class LatencyReport:
             return row.memory / strong.memory if row.memory is not None and strong.memory else None
         return row.median(part) / strong.median(part)
 
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[LatencyBar]:
         """The project's promises about the weakest tier, for every engine."""
         found = []
         for engine in self.engines:
             weakest = self.weakest(engine)
 
-            def of_strong(part: str, weakest: Row | None = weakest) -> float | None:
+            def of_strong(part: str, weakest: LatencyRow | None = weakest) -> float | None:
                 return self.ratio(weakest, part) if weakest else None
 
             # Narrow models are the others' method: their shares are reported, not promised.
@@ -174,15 +174,15 @@ class LatencyReport:
             most = max(map(backward_share, own), default=None)
             tier = weakest.tier if weakest else "weak"
             found += [
-                Bar(engine, f"{tier} step / strong step", 0.25, of_strong("step")),
-                Bar(engine, f"{tier} iteration / strong iteration", 0.25, of_strong("iteration")),
-                Bar(engine, f"{tier} peak memory of a round / strong peak memory", 0.25, of_strong("memory")),
-                Bar(engine, "backward / training forward, worst tier", 3.0, most),
+                LatencyBar(engine, f"{tier} step / strong step", 0.25, of_strong("step")),
+                LatencyBar(engine, f"{tier} iteration / strong iteration", 0.25, of_strong("iteration")),
+                LatencyBar(engine, f"{tier} peak memory of a round / strong peak memory", 0.25, of_strong("memory")),
+                LatencyBar(engine, "backward / training forward, worst tier", 3.0, most),
             ]
         return found
 
 
-def backward_share(row: Row) -> float:
+def backward_share(row: LatencyRow) -> float:
     """How many times longer the backward pass takes than the forward pass of the trained part."""
     return row.median("backward") / row.median("training_forward")
 
@@ -250,7 +250,7 @@ def _narrow(
             return
 
 
-def _rows(subject: Subject, narrow: Mapping[str, Subject], notes: list[str]) -> Iterable[tuple[Row, Path]]:
+def _rows(subject: Subject, narrow: Mapping[str, Subject], notes: list[str]) -> Iterable[tuple[LatencyRow, Path]]:
     """Every case with the bundle it needs: tier after tier, the two methods side by side."""
     manifest = subject.manifest
     places = subject.places("tiers") if manifest.tiers else [(manifest.boundaries[0], ["strong"])]
@@ -261,16 +261,16 @@ def _rows(subject: Subject, narrow: Mapping[str, Subject], notes: list[str]) -> 
             for tier in tiers:
                 method: Method = "EmbracingFL" if tier != "strong" else "whole model"
                 if has_graph(boundary, engine):
-                    yield Row(method, tier, manifest.name, boundary.name, engine), subject.directory
+                    yield LatencyRow(method, tier, manifest.name, boundary.name, engine), subject.directory
                 else:
                     notes.append(f"{engine}: no graph for {boundary.name} ({tier})")
                 if tier in narrow and engine in narrow[tier].engines:
                     thin = narrow[tier].manifest
                     first = thin.boundaries[0].name
-                    yield Row("width reduction", tier, thin.name, first, engine), narrow[tier].directory
+                    yield LatencyRow("width reduction", tier, thin.name, first, engine), narrow[tier].directory
 
 
-def _case(row: Row, directory: Path, batch: int, threads: int, stored_as: StoredType) -> Case:
+def _case(row: LatencyRow, directory: Path, batch: int, threads: int, stored_as: StoredType) -> Case:
     return Case(
         str(directory),
         row.boundary,
@@ -284,13 +284,13 @@ def _case(row: Row, directory: Path, batch: int, threads: int, stored_as: Stored
 
 
 def _measure(
-    made: Sequence[tuple[Row, Case]],
+    made: Sequence[tuple[LatencyRow, Case]],
     iterations: int,
     notes: list[str],
     progress: Progress,
     measure: Callable[[Case], Measurement] = measure,
 ) -> None:
-    """Each case a few iterations at a time, in turns; another one begins in every turn."""
+    """Measure each case a few iterations at a time, in turns; another one begins in every turn."""
     turns = [count for count in _divided(iterations, TURNS) if count]
     failed: set[int] = set()
     for turn, count in enumerate(turns):
@@ -310,7 +310,7 @@ def _measure(
 
 
 def _divided(total: int, parts: int) -> list[int]:
-    """10 in 3 parts: 4, 3, 3."""
+    """Divide 10 into 3 parts: 4, 3, 3."""
     return [total // parts + (number < total % parts) for number in range(parts)]
 
 
@@ -370,7 +370,7 @@ def compare_with_phone(found: LatencyReport) -> list[Comparison]:
     return lines
 
 
-def _figures(row: Row) -> Figures:
+def _figures(row: LatencyRow) -> Figures:
     """Forward is all of it; the optimiser, which the paper does not name, goes with the backward pass."""
     return Figures(
         row.median("frozen_forward") + row.median("training_forward"),

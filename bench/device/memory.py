@@ -29,7 +29,7 @@ Bytes = dict[str, int]  # resident (idle only), anonymous, file_backed, total (p
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """One boundary, trained by one engine or by PyTorch."""
 
     boundary: str
@@ -59,41 +59,41 @@ class MemoryReport:
     batch: int
     threads: int
     device: dict[str, str]
-    rows: list[Row]
+    rows: list[MemoryRow]
     notes: list[str]
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> MemoryReport:
         """Back from what `--json` printed."""
-        rows = [Row(**{key.name: case[key.name] for key in fields(Row)}) for case in facts["cases"]]
+        rows = [MemoryRow(**{key.name: case[key.name] for key in fields(MemoryRow)}) for case in facts["cases"]]
         return cls(**{key: facts[key] for key in ("model", "batch", "threads", "device", "notes")}, rows=rows)
 
     @property
     def runners(self) -> list[Runner]:
         return list(dict.fromkeys(row.runner for row in self.rows))
 
-    def row(self, boundary: str, runner: Runner) -> Row | None:
+    def row(self, boundary: str, runner: Runner) -> MemoryRow | None:
         return next((row for row in self.rows if (row.boundary, row.runner) == (boundary, runner)), None)
 
-    def strong(self, runner: Runner) -> Row | None:
+    def strong(self, runner: Runner) -> MemoryRow | None:
         """What the others are compared with: training everything."""
         return next((row for row in self.rows if row.runner == runner and "strong" in row.tiers), None)
 
-    def predicted_ratio(self, row: Row) -> float | None:
+    def predicted_ratio(self, row: MemoryRow) -> float | None:
         strong = self.strong(row.runner)
         return row.predicted / strong.predicted if strong else None
 
-    def training_ratio(self, row: Row) -> float | None:
+    def training_ratio(self, row: MemoryRow) -> float | None:
         """Anonymous peak of training, relative to training everything."""
         strong = self.strong(row.runner)
         return _quotient(row.anonymous, strong.anonymous) if strong else None
 
-    def round_ratio(self, row: Row) -> float | None:
+    def round_ratio(self, row: MemoryRow) -> float | None:
         """The same for a process that runs the frozen layers first, at the same batch size."""
         strong = self.strong(row.runner)
         return _quotient(row.round_anonymous, strong.anonymous) if strong else None
 
-    def to_torch(self, row: Row) -> float | None:
+    def to_torch(self, row: MemoryRow) -> float | None:
         """Anonymous peak of training relative to PyTorch's at the same boundary."""
         torch = self.row(row.boundary, "torch")
         return _quotient(row.anonymous, torch.anonymous) if torch and row.runner != "torch" else None
@@ -138,7 +138,7 @@ def bench_memory(
                 continue
             predicted = predicted_memory(subject.manifest, boundary, size).total
             share = capacity(subject.manifest, boundary, size)
-            rows.append(Row(boundary.name, tiers, runner, predicted, share, *measured))
+            rows.append(MemoryRow(boundary.name, tiers, runner, predicted, share, *measured))
         progress("done", len(cases), len(cases))
     if not any(row.training for row in rows):
         raise EmbraceError(notes[-1] if notes else "this system does not say how much memory a process takes")

@@ -114,7 +114,7 @@ def bench_step(
 
 
 def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
-    """Another one begins in every round."""
+    """Rotate, so that another engine begins in every round."""
     start = by % len(items)
     return items[start:] + items[:start]
 
@@ -226,7 +226,7 @@ class TorchStep:
 
 
 def _check_losses(case: _Case, boundary: Boundary, steps: Mapping[str, Step]) -> None:
-    """All engines must be doing the same work: same loss, with the same dropout masks."""
+    """Check that all engines do the same work: same loss, with the same dropout masks."""
     skipped = sum(layer.dropouts for layer in case.manifest.layers[: boundary.layer])
     losses = {}
     for name, step in steps.items():
@@ -280,7 +280,7 @@ def _stages(module: nn.Module) -> list[nn.Module]:
 
 
 def _same(value: Any, expected: np.ndarray[Any, Any]) -> bool:
-    """Equal but for rounding and shape of one sample."""
+    """Compare two samples: equal but for rounding and shape."""
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected.shape:
         return False
     return bool(np.abs(value.numpy() - expected).max() <= 1e-3 * max(float(np.abs(expected).max()), 1e-6))

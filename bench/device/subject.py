@@ -57,7 +57,7 @@ def has_graph(boundary: Boundary, engine: EngineName) -> bool:
 
 
 def is_bundle(reference: str) -> bool:
-    """A directory that holds a bundle, or is written like a path to one."""
+    """Tell whether a reference is a directory with a bundle, or is written like a path to one."""
     path = Path(reference)
     return (path / MANIFEST_NAME).is_file() or (path.is_dir() and os.sep in reference)
 

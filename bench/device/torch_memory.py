@@ -31,7 +31,7 @@ SAMPLES = 2  # enough to find out which modules stand behind the boundary
 
 
 def measure_torch(request: dict[str, Any]) -> dict[str, Any]:
-    """Idle bytes and peak bytes on top of them."""
+    """Measure idle bytes and peak bytes on top of them."""
     torch.set_num_threads(request["threads"])
     directory = Path(request["bundle"])
     manifest = read_manifest(directory)
@@ -76,7 +76,7 @@ def _trained_part(directory: Path, manifest: Manifest, boundary: Boundary) -> nn
 
 
 def _filled(part: nn.Module) -> nn.Module:
-    """The part with memory of its own. Any weights do, as long as they are numbers and the memory is touched."""
+    """Give the part memory of its own. Any weights do, as long as they are numbers and the memory is touched."""
     part.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in part.parameters():
@@ -87,7 +87,7 @@ def _filled(part: nn.Module) -> nn.Module:
 
 
 def _warm_up() -> None:
-    """What PyTorch sets up once, whatever it trains, counts as idle."""
+    """Train something tiny: what PyTorch sets up once counts as idle."""
     tiny = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 4, 2))
     optimiser = torch.optim.SGD(tiny.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
     nn.functional.cross_entropy(tiny(torch.rand(2, 1, 4, 4)), torch.tensor([0, 1])).backward()
@@ -95,7 +95,7 @@ def _warm_up() -> None:
 
 
 def _give_back() -> None:
-    """Memory that was freed but is still held would hide as much of the peak."""
+    """Return freed memory to the system: it would hide as much of the peak."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

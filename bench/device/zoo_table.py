@@ -15,7 +15,7 @@ HEAD = ("model", "layers", "batch", "tier", "boundary", "parameters", "activatio
 
 
 @dataclass(frozen=True)
-class Row:
+class ZooRow:
     """One tier of one model; activations at the model's own batch."""
 
     model: str
@@ -35,7 +35,7 @@ class Row:
         return f"| {' | '.join(map(str, cells))} |"
 
 
-def rows(name: str) -> Iterator[Row]:
+def rows(name: str) -> Iterator[ZooRow]:
     """Every tier of a model, the whole of it first."""
     source = load_source(name)
     graph, layers = load_graph(source)
@@ -52,7 +52,7 @@ def rows(name: str) -> Iterator[Row]:
         parameters, activations = cost(first, place.last_steps)
         share = (parameters + activations) / full
         boundary = f"{layers[first].name}{steps}"
-        yield Row(name, len(layers), source.batch, tier, boundary, parameters, activations, share)
+        yield ZooRow(name, len(layers), source.batch, tier, boundary, parameters, activations, share)
 
 
 def table() -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.papers.measures import LAST, best_accuracy, final_accuracy
 from bench.papers.run_cell import bundle_of
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table
 from edge_runtime.bundle_files import read_manifest
 from federation.capacity import FLOAT_BYTES, forward_macs, predicted_memory, training_macs
 from federation.manifest import Manifest
@@ -111,8 +111,8 @@ def memory(run: Run) -> float | None:
     return min(found) / 1e6
 
 
-def _row(name: str, weak: bool, tables: Mapping[str, Any], model: str, base: dict[str, Any]) -> Row:
-    """All of a fleet is dealt data; who cannot train everything takes part only in EmbracingFL.
+def _row(name: str, weak: bool, tables: Mapping[str, Any], model: str, base: dict[str, Any]) -> PaperRow:
+    """Deal data to the whole fleet; devices that cannot train everything take part only in EmbracingFL.
 
     Strong devices are few: without the others all of them take part in every round.
     """
@@ -120,15 +120,15 @@ def _row(name: str, weak: bool, tables: Mapping[str, Any], model: str, base: dic
     cover = {"rule": "output_side" if weak else "everything"}
     joining = {"fraction_train": JOINING if weak or name == ALL_STRONG else 1.0}
     job = {"algorithm": "fedavg", **base, **tables, "participate": joining, "local": local, "cover": cover}
-    return Row(name, model, job, panel="with weak devices" if weak else "strong devices alone")
+    return PaperRow(name, model, job, panel="with weak devices" if weak else "strong devices alone")
 
 
-def _rows(model: str, base: dict[str, Any]) -> list[Row]:
+def _rows(model: str, base: dict[str, Any]) -> list[PaperRow]:
     named = {**PUBLISHED, **COMBINED}
     rows = [_row(name, weak, tables, model, base) for name, (weak, tables) in named.items()]
     simulate = base["simulate"]
-    everybody = {**base, "simulate": {**simulate, "tiers": {"strong": simulate["devices"]}}}
-    return [*rows, _row(ALL_STRONG, False, {}, model, everybody)]
+    all_strong = {**base, "simulate": {**simulate, "tiers": {"strong": simulate["devices"]}}}
+    return [*rows, _row(ALL_STRONG, False, {}, model, all_strong)]
 
 
 def _base(

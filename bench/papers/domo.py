@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.papers.measures import best_accuracy, final_accuracy
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table, above
 
 METHODS: Mapping[str, str] = {
     "FedAvg": "fedavg",
@@ -44,7 +44,9 @@ def _label(similarity: int, method: str) -> str:
     return f"s = {similarity} %, {method}"
 
 
-def _rows(model: str, steps: int, rounds: int, fleet: Mapping[str, Any], similarities: tuple[int, ...]) -> list[Row]:
+def _rows(
+    model: str, steps: int, rounds: int, fleet: Mapping[str, Any], similarities: tuple[int, ...]
+) -> list[PaperRow]:
     rows = []
     for similarity in similarities:
         for method, preset in METHODS.items():
@@ -61,7 +63,7 @@ def _rows(model: str, steps: int, rounds: int, fleet: Mapping[str, Any], similar
             }
             published = {FINAL: PUBLISHED[method]} if similarity == similarities[0] else {}
             panel = f"similarity {similarity} %"
-            rows.append(Row(_label(similarity, method), model, job, published, panel, method, tuned_as=method))
+            rows.append(PaperRow(_label(similarity, method), model, job, published, panel, method, tuned_as=method))
     return rows
 
 

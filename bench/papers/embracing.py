@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.papers.measures import best_accuracy, final_accuracy, rounds_to
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table, above
 
 PAPER = "Lee et al., Embracing Federated Learning: Enabling Weak Client Participation via Partial Model Training, 2024"
 EMBRACING, WIDTH, INPUT = "EmbracingFL", "width reduction", "input side first"
@@ -44,7 +44,7 @@ NORMS = {
 
 
 @dataclass(frozen=True)
-class Scene:
+class Experiment:
     """What the rows of a table share: model, data and what a device does in a round."""
 
     model: str
@@ -84,18 +84,20 @@ class Scene:
             },
         }
 
-    def row(self, label: str, method: str, job: Any, published: float | None, panel: str = "", curve: str = "") -> Row:
+    def row(
+        self, label: str, method: str, job: Any, published: float | None, panel: str = "", curve: str = ""
+    ) -> PaperRow:
         told = {} if published is None else {BEST: published}
-        return Row(label, self.model, job, told, panel, curve, widths=WIDTHS if method == WIDTH else ())
+        return PaperRow(label, self.model, job, told, panel, curve, widths=WIDTHS if method == WIDTH else ())
 
-    def setting(self, note: str, rows: list[Row]) -> Setting:
+    def setting(self, note: str, rows: list[PaperRow]) -> Setting:
         return Setting(note, rows, every={"evaluate_every": self.every})
 
 
-CIFAR_FULL = Scene("resnet20", "cifar10", 128, 1000, "0.4/10@800,900", every=10)
-FEMNIST_FULL = Scene("femnist_cnn", "femnist", 128, 200, "0.04", every=5, partitioner="natural")
-IMDB_FULL = Scene("imdb_bilstm", "imdb", 128, 400, "0.1/10@200,300", every=10)
-FASHION_SHORT = Scene(
+CIFAR_FULL = Experiment("resnet20", "cifar10", 128, 1000, "0.4/10@800,900", every=10)
+FEMNIST_FULL = Experiment("femnist_cnn", "femnist", 128, 200, "0.04", every=5, partitioner="natural")
+IMDB_FULL = Experiment("imdb_bilstm", "imdb", 128, 400, "0.1/10@200,300", every=10)
+FASHION_SHORT = Experiment(
     "fashion_resnet8@0.625",
     "fashion_mnist",
     32,
@@ -108,11 +110,13 @@ FASHION_SHORT = Scene(
     alpha=0.5,
     input_tier="layer1",
 )
-FEMNIST_SHORT = Scene(
+FEMNIST_SHORT = Experiment(
     "femnist_cnn@0.125", "femnist", 32, 120, "0.04", test_samples=1500, every=2, partitioner="natural"
 )
-IMDB_SHORT = Scene("imdb_bilstm@0.25", "imdb", 8, 30, "0.1", steps=5, batch=16, samples=1600, test_samples=500, every=5)
-SMOKE = Scene("digits", "digits", 16, 2, "0.05", steps=2, batch=8, samples=480, test_samples=64)
+IMDB_SHORT = Experiment(
+    "imdb_bilstm@0.25", "imdb", 8, 30, "0.1", steps=5, batch=16, samples=1600, test_samples=500, every=5
+)
+SMOKE = Experiment("digits", "digits", 16, 2, "0.05", steps=2, batch=8, samples=480, test_samples=64)
 
 FULL_NOTE = "The paper's own setting: 128 devices, 10 steps of batch 32, momentum 0.9, weight decay 1e-4"
 SHORT_NOTE = (
@@ -131,22 +135,24 @@ SEES = "Width reduction is scored with static batch norm, the others with global
 # --- scaling ---------------------------------------------------------------------------------------------------------
 
 
-def _joined(scene: Scene, method: str, weak: int) -> Any:
+def _joined(experiment: Experiment, method: str, weak: int) -> Any:
     """16 strong devices of 128, so many weak ones, and all of them in every round."""
-    tier = scene.input_tier if method == INPUT else "weak"
-    tiers = {"strong": scene.scaled(16), tier: scene.scaled(weak), ABSENT: scene.scaled(112 - weak)}
-    return scene.job(method, tiers, 1.0)
+    tier = experiment.input_tier if method == INPUT else "weak"
+    tiers = {"strong": experiment.scaled(16), tier: experiment.scaled(weak), ABSENT: experiment.scaled(112 - weak)}
+    return experiment.job(method, tiers, 1.0)
 
 
-def _scaling(scene: Scene, note: str, weak: tuple[int, ...], input_side: tuple[int, ...]) -> Setting:
+def _scaling(experiment: Experiment, note: str, weak: tuple[int, ...], input_side: tuple[int, ...]) -> Setting:
     rows = []
     for method, counts in ((EMBRACING, weak), (WIDTH, weak[1:]), (INPUT, input_side)):  # without weak ones all are one
         for count in counts:
             published = dict(zip((EMBRACING, WIDTH), JOINED[count])).get(method)
-            label = f"{scene.scaled(16)} strong + {scene.scaled(count)} weak"
-            job = _joined(scene, method, count)
-            rows.append(scene.row(f"{method}, {label}", method, job, published, method, f"+ {scene.scaled(count)}"))
-    return scene.setting(note, rows)
+            label = f"{experiment.scaled(16)} strong + {experiment.scaled(count)} weak"
+            job = _joined(experiment, method, count)
+            rows.append(
+                experiment.row(f"{method}, {label}", method, job, published, method, f"+ {experiment.scaled(count)}")
+            )
+    return experiment.setting(note, rows)
 
 
 def _scaling_full() -> Setting:
@@ -176,7 +182,7 @@ def _grows(method: str) -> Claim:
 
 
 def _ahead(first: str, second: str) -> Claim:
-    """Wherever both have a row of the same mix, other than that of strong devices alone."""
+    """Compare rows of the same mix, other than that of strong devices alone."""
 
     def test(measured: Measured) -> bool | None:
         wins = []
@@ -207,16 +213,18 @@ SCALING = Table(
 # --- cases -----------------------------------------------------------------------------------------------------------
 
 
-def _case_rows(scene: Scene, mixes: tuple[Mix, ...], methods: Mapping[str, int], prefix: str = "") -> list[Row]:
+def _case_rows(
+    experiment: Experiment, mixes: tuple[Mix, ...], methods: Mapping[str, int], prefix: str = ""
+) -> list[PaperRow]:
     """A quarter of the devices in each round; `methods` has the place of each in the published figures."""
     rows = []
     for method, place in methods.items():
         for mix in mixes[method == WIDTH :]:  # strong devices alone are the same for both
-            counts = [scene.scaled(count) for count in mix]
-            job = scene.job(method, dict(zip(("strong", "moderate", "weak"), counts)), 0.25)
+            counts = [experiment.scaled(count) for count in mix]
+            job = experiment.job(method, dict(zip(("strong", "moderate", "weak"), counts)), 0.25)
             name = "/".join(map(str, counts))
             panel = f"{prefix}{method}"
-            rows.append(scene.row(f"{panel}, {name}", method, job, CASES[mix][place], panel, name))
+            rows.append(experiment.row(f"{panel}, {name}", method, job, CASES[mix][place], panel, name))
     return rows
 
 
@@ -267,13 +275,15 @@ CASES_TABLE = Table(
 # --- batch norm ------------------------------------------------------------------------------------------------------
 
 
-def _norms(scene: Scene, note: str, fraction: float = 1.0) -> Setting:
-    tiers = {"strong": scene.scaled(16), "weak": scene.scaled(112)}
+def _norms(experiment: Experiment, note: str, fraction: float = 1.0) -> Setting:
+    tiers = {"strong": experiment.scaled(16), "weak": experiment.scaled(112)}
     rows = [
-        scene.row(f"{method}, {kind}", method, scene.job(method, tiers, fraction, kind), published, method, kind)
+        experiment.row(
+            f"{method}, {kind}", method, experiment.job(method, tiers, fraction, kind), published, method, kind
+        )
         for (method, kind), published in NORMS.items()
     ]
-    return scene.setting(note, rows)
+    return experiment.setting(note, rows)
 
 
 def _norms_short() -> Setting:
@@ -318,8 +328,8 @@ def _imdb_short() -> Setting:
         "in every round, 5 steps of batch 16, Dirichlet 0.1, momentum 0.9, weight decay 1e-4, rate 0.1, 30 rounds."
     )
     rows = _case_rows(IMDB_SHORT, ((128, 0, 0), (16, 112, 0), (16, 0, 112)), {EMBRACING: 3})
-    everybody = {"fraction_train": 1.0}
-    return IMDB_SHORT.setting(note, [replace(row, job={**row.job, "participate": everybody}) for row in rows])
+    all_of_them = {"fraction_train": 1.0}
+    return IMDB_SHORT.setting(note, [replace(row, job={**row.job, "participate": all_of_them}) for row in rows])
 
 
 IMDB = Table(

@@ -15,7 +15,7 @@ from bench.papers.measures import (
     rounds_to,
     swing,
 )
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table, above
 
 PAPER = "Yang, Fang and Liu, Achieving Linear Speedup with Partial Worker Participation in Non-IID Federated Learning"
 ALGORITHMS = {"SCAFFOLD": "scaffold", "FedAvg": "fedavg"}
@@ -70,13 +70,15 @@ def job_of(
     }
 
 
-def _row(case: tuple[int, int, str], algorithm: str, model: str, stop_at: float | None, job: dict[str, Any]) -> Row:
+def _row(
+    case: tuple[int, int, str], algorithm: str, model: str, stop_at: float | None, job: dict[str, Any]
+) -> PaperRow:
     digits, workers, name = case
     which = list(ALGORITHMS).index(algorithm)
     published = {ROUNDS: PUBLISHED[case][which], MEBIBYTES: PUBLISHED[case][2 + which]}
     place = f"{'IID' if digits == 10 else f'{digits} digits'}, n = {workers}"
     label = f"{place}, {name}, {algorithm}"
-    return Row(label, model, job, published, f"{name}, {place}", algorithm, stop_at=stop_at)
+    return PaperRow(label, model, job, published, f"{name}, {place}", algorithm, stop_at=stop_at)
 
 
 def _full() -> Setting:
@@ -121,9 +123,9 @@ def _smoke() -> Setting:
 
 def _twice_the_bytes(measured: Measured) -> bool | None:
     ratios = [
-        theirs[PER_ROUND] / ours[PER_ROUND]  # type: ignore[operator]
+        more / less
         for _, ours, theirs in _beside_scaffold(measured)
-        if ours[PER_ROUND] and theirs[PER_ROUND]
+        if (less := ours[PER_ROUND]) and (more := theirs[PER_ROUND])
     ]
     return all(1.95 < ratio < 2.05 for ratio in ratios) if ratios else None
 
@@ -135,13 +137,13 @@ def _beside_scaffold(measured: Measured) -> list[tuple[str, Mapping[str, float |
 
 
 def _as_quick_as_scaffold(data: str) -> Claim:
-    """A round more or less does not count; whoever did not get there took longer."""
+    """A round more or less does not count; a run that did not get there took longer."""
 
     def test(measured: Measured) -> bool | None:
         found = [
-            (ours[EASIER] or math.inf) <= theirs[EASIER] + 1
+            (ours[EASIER] or math.inf) <= rounds + 1
             for case, ours, theirs in _beside_scaffold(measured)
-            if case.startswith(data) and theirs[EASIER] is not None
+            if case.startswith(data) and (rounds := theirs[EASIER]) is not None
         ]
         return all(found) if found else None
 
@@ -153,7 +155,8 @@ def _slower_with_two_digits(measured: Measured) -> bool | None:
     for label, row in measured.items():
         iid = measured.get(label.replace("2 digits", "IID"), {}).get(EASIER)
         if label.startswith("2 digits") and iid is not None:
-            found.append(row.get(EASIER) is None or row[EASIER] > iid)
+            rounds = row.get(EASIER)
+            found.append(rounds is None or rounds > iid)
     return all(found) if found else None
 
 
@@ -190,11 +193,11 @@ TABLE2 = Table(
 )
 
 
-def _effect(label: str, panel: str, model: str, job: dict[str, Any]) -> Row:
-    return Row(f"{panel}: {label}", model, job, panel=panel, curve=label)
+def _effect(label: str, panel: str, model: str, job: dict[str, Any]) -> PaperRow:
+    return PaperRow(f"{panel}: {label}", model, job, panel=panel, curve=label)
 
 
-def _effects(rounds: int, samples: int | None, many: int, model: str, **other: Any) -> list[Row]:
+def _effects(rounds: int, samples: int | None, many: int, model: str, **other: Any) -> list[PaperRow]:
     """The paper's figure 1: digits per worker, workers of a round, local epochs."""
     rows = []
     for digits in (1, 2, 5, 10):
@@ -231,7 +234,7 @@ def _effects_smoke() -> Setting:
 
 
 def _ordered(panel: str, column: str, labels: tuple[str, ...]) -> Claim:
-    """Each row above the one before it."""
+    """Claim that each row is above the one before it."""
 
     def test(measured: Measured) -> bool | None:
         names = [f"{panel}: {label}" for label in labels]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.papers.measures import best_accuracy, bytes_up, final_accuracy
-from bench.papers.table import Claim, Column, Measured, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table, above
 
 ACCURACY, COST, BEST = "accuracy at the end %", "communication cost %", "best accuracy %"
 PUBLISHED: Mapping[str, tuple[float, float]] = {
@@ -28,8 +28,8 @@ METHODS: Mapping[str, tuple[str, int, int, int]] = {
 
 def _rows(
     model: str, iterations: int, rate: str, fleet: Mapping[str, Any], active: float, batch: int, warm_up: int = 0
-) -> list[Row]:
-    """All of them make equally many local steps, and are scored after the same ones."""
+) -> list[PaperRow]:
+    """Make rows with equally many local steps, scored after the same ones."""
     rows = []
     for label, (algorithm, steps, factor, every) in METHODS.items():
         job = {
@@ -42,7 +42,7 @@ def _rows(
         }
         accuracy, cost = PUBLISHED[label]
         measured = {"evaluate_every": every, "by_layer_every": 1 if algorithm == "fedlama" else 0}
-        rows.append(Row(label, model, job, {ACCURACY: accuracy, COST: cost}, every=measured))
+        rows.append(PaperRow(label, model, job, {ACCURACY: accuracy, COST: cost}, every=measured))
     return rows
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,16 +49,18 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
         if not good.any():
             return None
         rows = run.rounds[: int(good.argmax()) + 1]
-        return sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows) / MEBIBYTE
+        return _bytes_per_device(rows) / MEBIBYTE
 
     return measure
 
 
 def mebibytes_per_worker(run: Run) -> float | None:
-    """Of a round."""
-    return (
-        sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in run.rounds) / len(run.rounds) / MEBIBYTE
-    )
+    """What one worker sends and receives in a round."""
+    return _bytes_per_device(run.rounds) / len(run.rounds) / MEBIBYTE
+
+
+def _bytes_per_device(rows: Sequence[Mapping[str, Any]]) -> float:
+    return float(sum((row["bytes_up"] + row["bytes_down"]) / row["devices"] for row in rows))
 
 
 def bytes_up(run: Run) -> float | None:

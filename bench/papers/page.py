@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(<!-- results (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOT
 
 
 def filled(text: str) -> str:
-    """The page with every block as the stored results have it."""
+    """Fill every block of the page from the stored results."""
     return _BLOCK.sub(lambda match: f"{match[1]}{_block(match[2], match[3])}{match[4]}", text)
 
 

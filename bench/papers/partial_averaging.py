@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.papers.measures import best_accuracy, final_accuracy
-from bench.papers.table import Claim, Column, Drawn, Measured, Row, Setting, Table
+from bench.papers.table import Claim, Column, Drawn, Measured, PaperRow, Setting, Table
 from simulation.runs import Floats, Run
 
 FINAL, BEST, APART = "accuracy at the end %", "best accuracy %", "squared distance"
@@ -64,7 +64,9 @@ def _job(fleet: dict[str, Any], batch: int, rate: str, steps: int, tau: int, by:
     }
 
 
-def _rows(model: str, layers: int, fleet: dict[str, Any], scored: int, *given: Any) -> list[Row]:
+def _rows(
+    model: str, layers: int, fleet: dict[str, Any], scored: int, batch: int, rate: str, steps: int
+) -> list[PaperRow]:
     """Scores every so many steps. A model has to have as many layers as there are parts, if they are parts by layer."""
     rows = []
     for tau, (periodic, partial) in PUBLISHED.items():
@@ -73,9 +75,9 @@ def _rows(model: str, layers: int, fleet: dict[str, Any], scored: int, *given: A
                 continue
             label = by if by == PERIODIC else f"partial, by {by}"
             published = {BEST: periodic if by == PERIODIC else partial}
-            job, panel = _job(fleet, *given, tau, by), f"τ = {tau}"
+            job, panel = _job(fleet, batch, rate, steps, tau, by), f"τ = {tau}"
             every = {"evaluate_every": scored // tau if by == PERIODIC else scored}
-            rows.append(Row(f"{panel}, {label}", model, job, published, panel, label, every=every))
+            rows.append(PaperRow(f"{panel}, {label}", model, job, published, panel, label, every=every))
     return rows
 
 

@@ -17,7 +17,7 @@ from simulation.runs import RunGroup
 
 
 def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
-    """NAME.png, and one more for each map of layers; returns the files."""
+    """Draw NAME.png, and one more for each map of layers; return the files."""
     file = folder / f"{name}.png"
     _draw_curves(found, file)
     files, by_label = [file], {result.row.label: result for result in found.rows}

@@ -14,7 +14,7 @@ VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale
 
 
 def report(found: Reproduction) -> dict[str, Any]:
-    """All figures."""
+    """Collect all figures."""
     measured = means(found)
     claims = found.table.claims if found.scale != "smoke" else ()  # which shows that it runs, and nothing else
     return {
@@ -74,7 +74,7 @@ def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str
 
 
 def markdown(data: dict[str, Any], columns: Sequence[Column]) -> str:
-    """The report as a page; `columns` are the table's."""
+    """Write the report as a page; `columns` are the table's."""
     head = (f"# {data['table']}, {data['scale']}", data["tests"], f"*{data['paper']}*")
     return "".join(f"{text}\n\n" for text in head) + body(data, columns)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.papers.measures import final_accuracy
 from bench.papers.run_cell import RunSpec, bundle_of, run_one
-from bench.papers.table import Row, Setting, Table
+from bench.papers.table import PaperRow, Setting, Table
 from simulation.runs import Run, read_run
 
 TUNING_SEED = 1000  # none of those that count
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 class RowResult:
     """The runs of a row; those that diverged are missing."""
 
-    row: Row
+    row: PaperRow
     rate: str
     tried: Mapping[str, float]  # rate -> accuracy at the end, where rates were tried
     runs: Sequence[Run]
@@ -92,11 +92,11 @@ def reproduce(
     return Reproduction(table, scale, setting, list(range(seeds)), rows, took, work.tuning_seconds)
 
 
-def spec_of(row: Row, setting: Setting, seed: int, rate: str | None) -> RunSpec:
+def spec_of(row: PaperRow, setting: Setting, seed: int, rate: str | None) -> RunSpec:
     return RunSpec(row.model, row.widths, row.job, seed, rate, row.stop_at, {**setting.every, **row.every})
 
 
-def _key(row: Row) -> str:
+def _key(row: PaperRow) -> str:
     return row.tuned_as or row.label
 
 
@@ -120,7 +120,7 @@ class _Work:
             found[key][rate] = 0.0 if spec.folder in failed else self._accuracy(spec)
         return found
 
-    def _trial(self, row: Row, rate: str) -> RunSpec:
+    def _trial(self, row: PaperRow, rate: str) -> RunSpec:
         spec = spec_of(replace(row, stop_at=None), self.setting, TUNING_SEED, rate)
         rounds = max(1, round(self.setting.tuning_share * spec.job["num_rounds"]))
         return replace(spec, job={**spec.job, "num_rounds": rounds})
@@ -130,8 +130,8 @@ class _Work:
         self.tuning_seconds += sum(float(row.get("seconds", 0.0)) for row in run.rounds)
         return round(final_accuracy(run) or 0.0, 2)
 
-    def run(self, what: str, wanted: Sequence[tuple[Row, RunSpec]]) -> dict[str, str]:
-        """Folder -> why it failed."""
+    def run(self, what: str, wanted: Sequence[tuple[PaperRow, RunSpec]]) -> dict[str, str]:
+        """Run each and return by folder why it failed."""
         tasks = {}
         for row, spec in wanted:
             bundle = bundle_of(row.model, row.widths, self.place.runs / "bundles")
@@ -149,7 +149,7 @@ _RunAll = Callable[[Mapping[str, tuple[Any, ...]]], Iterable[tuple[str, str | No
 
 @contextmanager
 def _executor(jobs: int) -> Iterator[_RunAll]:
-    """Runs side by side, each in a process with one thread; with one job, here."""
+    """Run side by side, each in a process with one thread; with one job, in this process."""
     if jobs == 1:
         yield lambda tasks: ((folder, run_one(*task)) for folder, task in tasks.items())
         return

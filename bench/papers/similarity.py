@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.papers.embracing import PAPER
 from bench.papers.measures import LAST
-from bench.papers.table import Claim, Column, Drawn, Measured, Row, Setting, Table
+from bench.papers.table import Claim, Column, Drawn, Measured, PaperRow, Setting, Table
 from simulation.runs import Floats, Run
 
 ALONE, FIRST, SECOND, CHANNELS = "alone", "first half", "second half", "half of the channels"
@@ -22,7 +22,8 @@ def _at(run: Run, place: float) -> Floats:
     layers = run.layers("svcca")
     if not layers:
         return np.full(len(run.rounds), np.nan)
-    return run.by_layer("svcca", [layers[round(place * (len(layers) - 1))]])[0]
+    found: Floats = run.by_layer("svcca", [layers[round(place * (len(layers) - 1))]])[0]
+    return found
 
 
 def _column(name: str, place: float) -> Column:
@@ -38,8 +39,10 @@ def _drawn(name: str, place: float) -> Drawn:
     return Drawn(name, "SVCCA", lambda run: (run.progress("rounds"), _at(run, place)))
 
 
-def _rows(model: str, job: dict[str, Any]) -> list[Row]:
-    return [Row(label, model, {**job, "sync": {"rule": "one_part", "part": part}}) for label, part in PARTS.items()]
+def _rows(model: str, job: dict[str, Any]) -> list[PaperRow]:
+    return [
+        PaperRow(label, model, {**job, "sync": {"rule": "one_part", "part": part}}) for label, part in PARTS.items()
+    ]
 
 
 def _job(dataset: str, devices: int, rounds: int, rate: str, steps: int, batch: int, **fleet: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ Measured = Mapping[str, Mapping[str, float | None]]  # label -> column -> mean o
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """One line: a model and the tables of a job file, without bundle, name and seed."""
 
     label: str
@@ -39,7 +39,7 @@ class Setting:
     """A table at one scale."""
 
     note: str  # in words, what is not in the rows
-    rows: Sequence[Row]
+    rows: Sequence[PaperRow]
     rates: tuple[str, ...] = ()  # every row tries each of them once; empty: the rates of the jobs
     tuning_share: float = 1.0  # of a row's rounds, for which it tries them
     every: Mapping[str, int] = field(default_factory=dict)  # what is measured in which rounds: see Options

@@ -1,7 +1,7 @@
 """The least a server can do, to compare with: `python -m bench.server.baseline DIRECTORY PARAMETERS`.
 
 It sends the weights, reads each body from its socket, writes it to a file and adds it into a vector of doubles. It
-knows nobody, checks nothing and survives nothing. Prints its port. One thread per connection; HTTP as far as needed.
+knows no device, checks nothing and survives nothing. Prints its port. One thread per connection; HTTP as far as needed.
 
     GET   /weights    DIRECTORY/weights, PARAMETERS float32
     PUT   /update     as many float32
@@ -24,7 +24,7 @@ BACKLOG = 1024
 
 
 class Baseline:
-    """Files and a sum."""
+    """The state of the baseline: files and a sum."""
 
     def __init__(self, directory: Path, parameters: int) -> None:
         self._directory = directory
@@ -35,7 +35,7 @@ class Baseline:
         self._bodies: list[Path] = []
 
     def serve(self, connection: socket.socket) -> None:
-        """One client, request after request."""
+        """Serve one client, request after request."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection, connection.makefile("rb") as stream:
             while (line := stream.readline()).strip():

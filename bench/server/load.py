@@ -26,7 +26,7 @@ class LoadError(EmbraceError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """A status and a body."""
 
     status: int
     body: bytes  # of JSON; of weights only the length is of interest
@@ -56,7 +56,7 @@ class Connection:
         self._socket.close()
 
     async def ask(self, what: str, headers: str = "", body: memoryview | None = None) -> Answer:
-        """`what` is a method and a path. Anything but success is an error."""
+        """Send a request; `what` is a method and a path. Anything but success is an error."""
         length = f"Content-Length: {len(body)}\r\n" if body is not None else "Content-Length: 0\r\n"
         await self._loop.sock_sendall(self._socket, f"{what} HTTP/1.1\r\n{self._common}{headers}{length}\r\n".encode())
         if body is not None:
@@ -82,7 +82,7 @@ class Connection:
         return Answer(int(first.split(" ")[1]), body, size)
 
     async def _read(self, what: str) -> memoryview:
-        """What has come; good until the next time."""
+        """Read what has come; it is valid until the next call."""
         count = await self._loop.sock_recv_into(self._socket, self._buffer)
         if not count:
             raise LoadError(f"{what}: the server closed the connection")
@@ -98,7 +98,7 @@ class Load:
 
 
 async def baseline_round(port: int, load: Load, devices: int) -> None:
-    """A round of the baseline, from the first download to the new weights."""
+    """Run a round of the baseline, from the first download to the new weights."""
     gate = asyncio.Semaphore(load.at_once)
 
     async def device() -> None:
@@ -112,7 +112,7 @@ async def baseline_round(port: int, load: Load, devices: int) -> None:
 
 
 async def embrace_round(port: int, load: Load, devices: Sequence[str], headers: str, version: int) -> None:
-    """A round of a job, from the first request for a task to the first task with a version after `version`."""
+    """Run a round of a job, from the first request for a task to the first task with a version after `version`."""
     gate = asyncio.Semaphore(load.at_once)
 
     async def device(token: str) -> None:
@@ -130,7 +130,7 @@ async def embrace_round(port: int, load: Load, devices: Sequence[str], headers: 
 
 
 async def _task(port: int, token: str) -> Any:
-    """A task; asked for on a connection of its own, because a device that waits for its turn would lose it."""
+    """Ask for a task on a connection of its own, because a device that waits for its turn would lose it."""
     async with Connection(port, token) as server:
         while (answer := await server.ask(f"POST /v1/tasks/next?wait={WAIT:g}")).status == 204:
             pass
@@ -138,7 +138,7 @@ async def _task(port: int, token: str) -> Any:
 
 
 async def _all(devices: Sequence[Any]) -> None:
-    """Everybody; the first that fails ends the others."""
+    """Run all devices; the first that fails ends the others."""
     tasks = [asyncio.ensure_future(device) for device in devices]
     try:
         await asyncio.gather(*tasks)

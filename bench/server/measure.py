@@ -1,7 +1,7 @@
 """What a round costs the coordinator: many simulated devices over real sockets, no training.
 
 For every number of devices and of parameters the baseline, the coordinator and, where it is installed, Flower take
-turns, each in a fresh process. The model is synthetic: random weights, graphs that nobody runs.
+turns, each in a fresh process. The model is synthetic: random weights, graphs that are never run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.server.flower import FlowerMissing, flower_version, has_flower, run_flower
+from bench.flower_python import FlowerMissing, flower_version, has_flower
 from bench.server.load import Load, LoadError, baseline_round, embrace_round
 from bench.server.model import vectors, write_bundle
 from bench.server.process import Watch, first_words, running
-from bench.server.report import Name, Row, ServerReport
+from bench.server.report import Name, ServerReport, ServerRow
 from edge_runtime.machine import describe_device
 from embrace.client import Client
 from federation.errors import InputError
@@ -72,7 +72,7 @@ def _machine(flower_python: Path | None) -> dict[str, str]:
 
 
 def _check_disk(folder: Path, devices: int, parameters: int) -> None:
-    """A round keeps every body until it is over."""
+    """Check the free space: a round keeps every body until it is over."""
     needed = 4 * parameters * (devices + 6) + SPARE
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -84,11 +84,13 @@ def _check_disk(folder: Path, devices: int, parameters: int) -> None:
 
 def _measure(
     server: Name, folder: Path, devices: int, parameters: int, rounds: int, at_once: int, flower_python: Path | None
-) -> Row:
+) -> ServerRow:
     if server == "flower":
+        from bench.flower.server import run_flower  # the wheel does not have it
+
         assert flower_python is not None
         found = run_flower(flower_python, folder, devices, parameters, rounds)
-        return Row(server, devices, parameters, found.seconds, found.cpu, found.idle, found.peak)
+        return ServerRow(server, devices, parameters, found.seconds, found.cpu, found.idle, found.peak)
     run = _run_baseline if server == "baseline" else _run_embrace
     return run(folder, devices, parameters, rounds, at_once)
 
@@ -96,7 +98,7 @@ def _measure(
 # --- the servers -----------------------------------------------------------------------------------------------------
 
 
-def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
+def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> ServerRow:
     weights, update = vectors(parameters)
     weights.astype("<f4").tofile(folder / "weights")
     load = Load(update.astype("<f4").tobytes(), at_once)
@@ -110,7 +112,7 @@ def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_o
         return watch.row("baseline", devices, parameters)
 
 
-def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> Row:
+def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_once: int) -> ServerRow:
     weights, update = vectors(parameters)
     manifest = write_bundle(folder / "bundle", weights)
     load = Load(b"".join(bytes(part) for part in encode_layers(manifest.space, 0, update)), at_once)
@@ -139,7 +141,7 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
 
 
 def _enrol(url: str, admin: Client, devices: int) -> list[str]:
-    """Tokens of new devices; each of them enrols itself."""
+    """Enrol new devices and return their tokens."""
     invitation = admin.call("POST", "/enrolments", json={"uses": devices, "seconds": 3600})["token"]
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {invitation}"}, timeout=30) as http:
         answers = [http.post("/v1/devices", json={"name": f"device {number}"}) for number in range(devices)]
@@ -152,6 +154,6 @@ def _update_headers(body: bytes) -> str:
 
 
 def _check_result(found: Vector, weights: Vector, update: Vector, rounds: int) -> None:
-    """All updates are the same, so their mean is known: a server that is quick and wrong does not count."""
+    """Check the new weights: all updates are the same, so their mean is known."""
     if not np.allclose(found, weights + rounds * update, atol=1e-5 * rounds):
         raise LoadError("the weights after the round are not what the updates make of them")

@@ -1,4 +1,4 @@
-"""The synthetic model of `embrace bench server`: random weights, graphs that nobody runs."""
+"""The synthetic model of `embrace bench server`: random weights, graphs that are never run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def vectors(parameters: int) -> tuple[Vector, Vector]:
 
 
 def write_bundle(directory: Path, weights: Vector) -> Manifest:
-    """A bundle of as many parameters, in a few dense layers; its graphs are words."""
+    """Write a bundle of as many parameters in a few dense layers; its graphs are placeholders."""
     directory.mkdir(parents=True)
     one = TensorSpec("float32", (1,))
 
     def graph(name: str) -> FileRef:
-        (directory / name).write_text(f"{name}: nobody runs this")
+        (directory / name).write_text(f"{name}: never run")
         return file_ref(directory, name)
 
     edges = np.linspace(0, weights.size, min(LAYERS, weights.size) + 1).astype(int)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.server.load import LoadError
-from bench.server.report import Name, Row
+from bench.server.report import Name, ServerRow
 from federation.errors import EmbraceError
 
 ROUND_LIMIT, START_LIMIT, END_LIMIT = 600.0, 60.0, 10.0  # seconds
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Watch:
-    """What a server process uses, from /proc where there is one; else the clock only."""
+    """Measure a server process, from /proc where there is one; else by the clock only."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -40,9 +40,9 @@ class Watch:
         self._seconds.append(time.perf_counter() - began)
         self._cpu.append(cpu_seconds(self._pid) - cpu)
 
-    def row(self, server: Name, devices: int, parameters: int) -> Row:
+    def row(self, server: Name, devices: int, parameters: int) -> ServerRow:
         peak = process_memory(self._pid, "VmHWM")
-        return Row(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
+        return ServerRow(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
 
 
 async def _in_time(round: Awaitable[None]) -> None:
@@ -53,7 +53,7 @@ async def _in_time(round: Awaitable[None]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and its threads, so far."""
+    """Processor time of a process and its threads so far."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -62,7 +62,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def process_memory(pid: int, what: Literal["VmRSS", "VmHWM"]) -> int | None:
-    """Bytes."""
+    """Read the resident memory of a process, or its peak, in bytes."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(f"{what}:"):
@@ -72,7 +72,7 @@ def process_memory(pid: int, what: Literal["VmRSS", "VmHWM"]) -> int | None:
 
 @contextlib.contextmanager
 def running(folder: Path, arguments: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program, ended at the end."""
+    """Run a Python program, and end it at the end of the block."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EMBRACE_")}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
@@ -95,7 +95,7 @@ def running(folder: Path, arguments: Sequence[str], **environment: str) -> Itera
 
 
 def first_words(process: subprocess.Popen[bytes], folder: Path, find: Callable[[str], str]) -> str:
-    """What a program says when it is ready."""
+    """Wait for what a program prints when it is ready."""
     until = time.monotonic() + START_LIMIT
     while time.monotonic() < until:
         for line in (folder / "out").read_text().splitlines(keepends=True):

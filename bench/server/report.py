@@ -12,7 +12,7 @@ SLOWER, MODELS, FLOWER_CPU, FLOWER_TIME = 3.0, 4, 0.1, 0.05  # the bars
 
 
 @dataclass(frozen=True)
-class Row:
+class ServerRow:
     """One server under one load; lists have an entry per round."""
 
     server: Name
@@ -53,7 +53,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ServerBar:
     """A promise and what was measured."""
 
     what: str
@@ -71,25 +71,25 @@ class ServerReport:
 
     at_once: int
     device: dict[str, str]
-    rows: list[Row]
+    rows: list[ServerRow]
     notes: list[str]
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> ServerReport:
-        """Back from what `--json` printed."""
-        rows = [Row(**{key.name: case[key.name] for key in fields(Row)}) for case in facts["cases"]]
+        """Read what `--json` printed."""
+        rows = [ServerRow(**{key.name: case[key.name] for key in fields(ServerRow)}) for case in facts["cases"]]
         return cls(facts["at_once"], facts["device"], rows, facts["notes"])
 
-    def row(self, server: Name, devices: int, parameters: int) -> Row | None:
+    def row(self, server: Name, devices: int, parameters: int) -> ServerRow | None:
         wanted = (server, devices, parameters)
         return next((row for row in self.rows if (row.server, row.devices, row.parameters) == wanted), None)
 
-    def ratio(self, row: Row, what: Literal["round_seconds", "cpu_seconds"], other: Name) -> float | None:
+    def ratio(self, row: ServerRow, what: Literal["round_seconds", "cpu_seconds"], other: Name) -> float | None:
         """A server relative to another one under the same load."""
         base = self.row(other, row.devices, row.parameters)
         return float(getattr(row, what) / getattr(base, what)) if base and getattr(base, what) else None
 
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[ServerBar]:
         """The project's promises about the coordinator."""
         found = []
         for row in self.rows:
@@ -102,5 +102,7 @@ class ServerReport:
                 ("server CPU / Flower", FLOWER_CPU, self.ratio(row, "cpu_seconds", "flower")),
                 ("round / Flower", FLOWER_TIME, self.ratio(row, "round_seconds", "flower")),
             )
-            found += [Bar(f"{load}: {what}", limit, value) for what, limit, value in candidates if value is not None]
+            found += [
+                ServerBar(f"{load}: {what}", limit, value) for what, limit, value in candidates if value is not None
+            ]
         return found

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.simulation.case import DECAY, MOMENTUM, Case
+from bench.simulation.case import DECAY, MOMENTUM, SpeedCase
 from bench.simulation.meter import Meter
 from edge_runtime.bundle_files import map_weights, read_manifest
 from simulation.pool import Arrays, ArraySpec, Json, LocalPool, Work, WorkerSpec
 
 
-def run_bare(case: Case, folder: Path, meter: Meter) -> list[float]:
-    """All rounds: the cohort in equal parts to the processes, the mean of what they give. Returns the losses."""
+def run_bare(case: SpeedCase, folder: Path, meter: Meter) -> list[float]:
+    """Run all rounds: deal the cohort to the processes, average what they give. Return the losses."""
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("inputs", "labels", "numbers")}
     manifest = read_manifest(Path(case.bundle))
     shared = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
@@ -50,7 +50,7 @@ def build(settings: Json, shared: Arrays) -> Work:
     from model_export.source import load_source
 
     torch.set_num_threads(1)
-    case = Case(**settings["case"])
+    case = SpeedCase(**settings["case"])
     manifest = read_manifest(Path(case.bundle))
     module = load_source(manifest.source.reference).module().train()
     state, where = module.state_dict(), manifest.space.views(shared["global"])
@@ -70,7 +70,7 @@ def build(settings: Json, shared: Arrays) -> Work:
                 chosen = torch.from_numpy(shared["numbers"][device, indices])
                 optimiser.zero_grad()
                 loss = torch.nn.functional.cross_entropy(module(inputs[chosen]), labels[chosen])
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
                 own.append(loss.item())
             losses.append(float(np.mean(own)))

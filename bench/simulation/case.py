@@ -30,8 +30,8 @@ MOMENTUM, DECAY = 0.9, 1e-4
 
 
 @dataclass(frozen=True)
-class Case:
-    """The same for every contestant."""
+class SpeedCase:
+    """The numbers that every contestant is given."""
 
     model: str
     bundle: str
@@ -59,8 +59,8 @@ class Case:
         )
 
 
-def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
-    """All files."""
+def write_case(case: SpeedCase, folder: Path, stored: NDArray[Any], labels: NDArray[Any]) -> None:
+    """Write all files of a case."""
     np.save(folder / "stored.npy", stored)
     np.save(folder / "labels.npy", labels)
     converted, _ = convert(from_arrays(stored, labels, read_manifest(Path(case.bundle))))
@@ -71,11 +71,11 @@ def write_case(case: Case, folder: Path, stored: NDArray[Any], labels: NDArray[A
     (folder / "seats.json").write_text(json.dumps(_seats(case, fleet)))
 
 
-def read_case(folder: Path) -> Case:
-    return Case(**json.loads((folder / "case.json").read_text()))
+def read_case(folder: Path) -> SpeedCase:
+    return SpeedCase(**json.loads((folder / "case.json").read_text()))
 
 
-def open_case(case: Case, folder: Path) -> SimulatedFleet:
+def open_case(case: SpeedCase, folder: Path) -> SimulatedFleet:
     """The fleet of `embrace simulate`, as if the samples were one of its data sets."""
     stored, labels = (np.load(folder / f"{name}.npy") for name in ("stored", "labels"))
     manifest = read_manifest(Path(case.bundle))
@@ -83,7 +83,7 @@ def open_case(case: Case, folder: Path) -> SimulatedFleet:
     return open_fleet(case.plan, Path(case.bundle), data)
 
 
-def _seats(case: Case, fleet: SimulatedFleet) -> list[list[tuple[int, int]]]:
+def _seats(case: SpeedCase, fleet: SimulatedFleet) -> list[list[tuple[int, int]]]:
     weights = map_weights(fleet.bundle / fleet.manifest.weights.name, fleet.manifest.space)
     numbers = {device.id: number for number, device in enumerate(fleet.devices)}
     server = SimulatedServer(case.plan, fleet.manifest, {d.id: d.profile for d in fleet.devices}, weights)

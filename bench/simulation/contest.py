@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.simulation.bare import run_bare
-from bench.simulation.case import Case, open_case, read_case
+from bench.simulation.case import SpeedCase, open_case, read_case
 from bench.simulation.meter import Meter
 from simulation.simulate import Options, Simulation
 
@@ -29,7 +29,7 @@ class Result:
     losses: list[float]  # of each round, and of the first one, which does not count
 
 
-def run_embrace(case: Case, folder: Path, meter: Meter) -> list[float]:
+def run_embrace(case: SpeedCase, folder: Path, meter: Meter) -> list[float]:
     """What the command does, without scores, which no other contestant computes. Returns the losses."""
     options = Options(workers=case.workers, evaluate_every=0)
     run = Simulation(open_case(case, folder), folder / "run", options).run(
@@ -39,7 +39,7 @@ def run_embrace(case: Case, folder: Path, meter: Meter) -> list[float]:
 
 
 def run(name: str, folder: Path) -> Result:
-    """All rounds of a contestant."""
+    """Run all rounds of a contestant."""
     meter = Meter()
     losses = {"embrace": run_embrace, "bare": run_bare}[name](read_case(folder), folder, meter)
     return Result(meter.seconds, meter.cpu, meter.memory or None, losses)

@@ -18,7 +18,7 @@ EVERY = 0.2  # seconds between looks at the memory
 
 @dataclass
 class Meter:
-    """Of this process and all that it started."""
+    """Measure this process and all that it started."""
 
     seconds: list[float] = field(default_factory=list)  # of each round but the first
     cpu: list[float] = field(default_factory=list)  # processor seconds
@@ -27,14 +27,14 @@ class Meter:
     _watch: _Watch | None = None
 
     def round(self) -> None:
-        """A round begins, and the one before is over."""
+        """Begin a round, and end the one before."""
         first = self._began is None
         self.end()
         self._watch = _Watch() if first else None
         self._began = family_cpu(os.getpid(), without_root=True) + time.process_time(), time.perf_counter()
 
     def end(self) -> None:
-        """The last round is over."""
+        """End the last round."""
         if self._began is None:
             return
         seconds, own = time.perf_counter() - self._began[1], time.process_time()  # before it is spent on looking
@@ -48,7 +48,7 @@ class Meter:
 
 
 class _Watch:
-    """The most memory in a while."""
+    """Sample the memory and keep the largest."""
 
     def __init__(self) -> None:
         self._over = threading.Event()

@@ -19,10 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.server.flower import FlowerMissing, flower_version, has_flower
-from bench.simulation.case import Case, write_case
+from bench.flower_python import FlowerMissing, flower_version, has_flower
+from bench.simulation.case import SpeedCase, write_case
 from bench.simulation.contest import Result
-from bench.simulation.flower import run_flower_simulation
 from edge_runtime.machine import describe_device
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
@@ -40,7 +39,7 @@ SAME_LOSS = 0.01  # contestants that train the same have the same loss in every 
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """One contestant with one model."""
 
     contestant: Name
@@ -64,7 +63,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bar:
+class SpeedBar:
     """A promise and what was measured."""
 
     what: str
@@ -83,33 +82,33 @@ class SpeedReport:
 
     case: dict[str, Any]
     device: dict[str, str]
-    rows: list[Row]
+    rows: list[SpeedRow]
     notes: list[str]
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> SpeedReport:
-        """Back from what `--json` printed."""
-        rows = [Row(**{key.name: row[key.name] for key in fields(Row)}) for row in facts["rows"]]
+        """Read what `--json` printed."""
+        rows = [SpeedRow(**{key.name: row[key.name] for key in fields(SpeedRow)}) for row in facts["rows"]]
         return cls(facts["case"], facts["device"], rows, facts["notes"])
 
-    def row(self, contestant: Name, model: str) -> Row | None:
+    def row(self, contestant: Name, model: str) -> SpeedRow | None:
         return next((row for row in self.rows if (row.contestant, row.model) == (contestant, model)), None)
 
-    def ratio(self, row: Row, other: Name, what: Literal["rate", "cpu_rate"] = "rate") -> float | None:
+    def ratio(self, row: SpeedRow, other: Name, what: Literal["rate", "cpu_rate"] = "rate") -> float | None:
         """Steps per second relative to another contestant's."""
         base = self.row(other, row.model)
         mine, theirs = getattr(row, what), getattr(base, what) if base else None
         return mine / theirs if mine and theirs else None
 
-    def bars(self) -> list[Bar]:
+    def bars(self) -> list[SpeedBar]:
         found = []
         for row in self.rows:
             bare, flower = self.ratio(row, "bare"), self.row("flower", row.model)
             if row.contestant == "embrace" and bare is not None and row.model in BARS:
-                found.append(Bar(f"{row.model}: steps per second / bare loop", BARS[row.model], bare, True))
+                found.append(SpeedBar(f"{row.model}: steps per second / bare loop", BARS[row.model], bare, True))
             if row.contestant == "embrace" and flower and flower.memory and row.memory:
                 share = row.memory / flower.memory
-                found.append(Bar(f"{row.model}: memory / Flower", MEMORY_BAR, share, False))
+                found.append(SpeedBar(f"{row.model}: memory / Flower", MEMORY_BAR, share, False))
         return found
 
 
@@ -151,12 +150,12 @@ def bench_simulate(
 
 def _prepare(
     folder: Path, model: str, rounds: int, workers: int, data_dir: Path | None, notes: list[str], sizes: dict[str, int]
-) -> Case:
+) -> SpeedCase:
     source = load_source(model)
     if source.loss.name != "cross_entropy" or source.input_dtype != "float32":
         raise InputError(f"{model}: expected a model that classifies images, like resnet20 or mnist_lr")
     manifest = export_bundle(source, folder / "bundle", Choices(engines=("portable",)))
-    case = Case(model, str(folder / "bundle"), rounds=rounds, workers=workers, **sizes)
+    case = SpeedCase(model, str(folder / "bundle"), rounds=rounds, workers=workers, **sizes)
     write_case(case, folder, *_data(manifest, model, case.devices * case.samples, data_dir, notes))
     return case
 
@@ -164,7 +163,7 @@ def _prepare(
 def _data(
     manifest: Manifest, model: str, count: int, data_dir: Path | None, notes: list[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Samples as they are stored, and labels."""
+    """Read or draw samples as they are stored, and labels."""
     rng = np.random.default_rng(0)
     if data_dir is None or model not in DATA:
         notes.append(f"{model}: random samples")
@@ -175,8 +174,12 @@ def _data(
     return found.x_train[chosen], found.y_train[chosen]
 
 
-def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any], flower_python: Path | None) -> Row:
+def _measure(
+    contestant: Name, model: str, folder: Path, case: Mapping[str, Any], flower_python: Path | None
+) -> SpeedRow:
     if contestant == "flower":
+        from bench.flower.simulation import run_flower_simulation  # the wheel does not have it
+
         assert flower_python is not None
         run_flower_simulation(flower_python, ROOT, folder)
     else:
@@ -191,11 +194,11 @@ def _measure(contestant: Name, model: str, folder: Path, case: Mapping[str, Any]
             raise EmbraceError(f"{contestant}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     result = Result(**json.loads((folder / f"{contestant}.json").read_text()))
     steps = case["cohort"] * case["steps"]
-    return Row(contestant, model, result.seconds, result.cpu, result.memory, result.losses, steps)
+    return SpeedRow(contestant, model, result.seconds, result.cpu, result.memory, result.losses, steps)
 
 
-def _check_same(rows: Sequence[Row]) -> None:
-    """A contestant that is quick and wrong does not count."""
+def _check_same(rows: Sequence[SpeedRow]) -> None:
+    """Check that all contestants train the same: their losses agree."""
     for losses in zip(*(row.losses for row in rows), strict=True):
         if max(losses) - min(losses) > SAME_LOSS * max(losses):
             raise EmbraceError(f"{rows[0].model}: the contestants do not train the same, their losses are {losses}")

@@ -36,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class Dealt:
-    """A data set and who gets what of it."""
+    """A data set and the samples of each device."""
 
     data: Dataset
     parts: list[Numbers]
@@ -47,7 +47,7 @@ class Dealt:
 
 @data.command("list")
 def list_(data_dir: DataDir = Path("data"), json_: Json = False) -> None:
-    """What is known, how large it is, and where it was found.
+    """List the data sets, their sizes, and where they were found.
 
     Example: embrace data list --data-dir ~/datasets
     """
@@ -80,7 +80,7 @@ def list_(data_dir: DataDir = Path("data"), json_: Json = False) -> None:
 
 
 def _dealing(use: Callable[[Dealt, Path], dict[str, Any]]) -> Callable[..., None]:
-    """A subcommand with every option of dealing; `use` does something with what was dealt and says what, for JSON."""
+    """Make a subcommand with every option of a partition; `use` takes the partition and returns facts for JSON."""
 
     def command(
         name: Name,
@@ -146,7 +146,7 @@ data.command("split")(_dealing(_split))
 
 
 def _deal(name: str, data_dir: Path, partitioner: str, constants: dict[str, Any], devices: int, seed: int) -> Dealt:
-    """Everything that can be wrong with the words is found before the data is read."""
+    """Partition a data set; options are checked before the data is read."""
     from simulation.datasets import label_counts, load_dataset, make_partitioner
 
     dealer = make_partitioner(partitioner, constants)
@@ -160,7 +160,7 @@ def _deal(name: str, data_dir: Path, partitioner: str, constants: dict[str, Any]
 
 
 def _print_parts(dealt: Dealt) -> None:
-    """A few lines: with a hundred devices a table of all says less than the picture."""
+    """Print a few lines: with a hundred devices a table of all says less than the picture."""
     sizes, kinds = dealt.counts.sum(1), (dealt.counts > 0).sum(1)
     rows = [
         (what, show.number(int(values.min())), show.number(int(values.max())), f"{values.mean():,.1f}")

@@ -40,7 +40,7 @@ def demo(
     """Train handwritten digits on a fleet: one strong, one moderate and two weak agents, and their coordinator.
 
     Everything runs on this machine, in processes of their own that talk over HTTP; none is left at the end, and no
-    file. Needs embrace[coordinator] and no PyTorch.
+    file. Needs embrace-fl[coordinator] and no PyTorch.
 
     Example: embrace demo
     """
@@ -58,7 +58,7 @@ def demo(
 
 @contextmanager
 def _hidden(*modules: str) -> Iterator[None]:
-    """Modules that are not loaded yet cannot be."""
+    """Keep modules that are not loaded yet from being imported."""
     absent = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -70,7 +70,7 @@ def _hidden(*modules: str) -> Iterator[None]:
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal clean up, too."""
+    """Clean up after SIGTERM and a closed terminal as after Ctrl-C."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     numbers = [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
@@ -86,7 +86,7 @@ def _ended_like_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def _display(rounds: int) -> Iterator[Callable[[View], None]]:
-    """A live view on a terminal; elsewhere a line for each round."""
+    """Show a live view on a terminal; elsewhere print a line for each round."""
     screen = show.console()
     if screen.is_terminal:
         from rich.live import Live

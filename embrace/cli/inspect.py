@@ -58,7 +58,7 @@ def layers_table(manifest: Manifest) -> Any:
 
 
 def boundaries_table(manifest: Manifest, batch: int | None = None) -> Any:
-    """Every boundary with what training from it needs; engines have a column only where they differ."""
+    """Tabulate what training from each boundary needs; engines have a column only where they differ."""
     described = [describe_boundary(manifest, boundary, batch) for boundary in manifest.boundaries]
     engines = [", ".join(found["engines"]) for found in described]
     alike = len(set(engines)) == 1
@@ -77,7 +77,7 @@ def boundaries_table(manifest: Manifest, batch: int | None = None) -> Any:
 
 
 def short_table(manifest: Manifest) -> Any:
-    """The same for a narrow screen: only the total of the memory."""
+    """Tabulate the boundaries for a narrow screen: only the total of the memory."""
     rows = [
         (*_first_cells(found), show.size(found["memory"]["total"]))
         for found in (describe_boundary(manifest, boundary, None) for boundary in manifest.boundaries)

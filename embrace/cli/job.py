@@ -26,7 +26,7 @@ Token = Annotated[
 
 
 def _id(text: str) -> str:
-    """Ids are parts of addresses: whatever else is typed must not lead elsewhere."""
+    """Refuse what is no id: ids are parts of addresses, and another text could lead elsewhere."""
     if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", text):
         raise InputError(f"{text!r} is no id: expected something like 1f2e3d4c5b6a7988")
     return text
@@ -68,7 +68,7 @@ def create(
 
 @job.command("list")
 def list_jobs(server: Server = LOCAL, token: Token = None, json_: Json = False) -> None:
-    """All jobs.
+    """List all jobs.
 
     Example: embrace job list --token @coordinator/admin.token
     """
@@ -88,7 +88,7 @@ def show_job(
     token: Token = None,
     json_: Json = False,
 ) -> None:
-    """One job: its state and its rounds.
+    """Show a job: its state and its rounds.
 
     Example: embrace job show 1f2e3d4c5b6a7988 --token @coordinator/admin.token
     """
@@ -184,7 +184,7 @@ for _name in ("pause", "resume", "stop"):
 
 @device.command("list")
 def list_devices(server: Server = LOCAL, token: Token = None, json_: Json = False) -> None:
-    """All devices, and when they were last heard of.
+    """List all devices, and when they were last heard of.
 
     Example: embrace device list --token @coordinator/admin.token
     """

@@ -1,8 +1,8 @@
 """The `embrace` command, and the only place where an error becomes words and an exit code.
 
-Subcommands live one per file and are registered below. Such a file is light to import: what it needs beyond
-typer and rich it imports inside its function, so that a device carries the whole command and a part that is
-not installed answers with the extra to install.
+Subcommands live one per file and are listed below; a file is imported when its command is called. Such a file is light
+to import: what it needs beyond typer and rich it imports inside its function, so that a device carries the whole
+command and a part that is not installed answers with the extra to install.
 """
 
 from __future__ import annotations
@@ -14,21 +14,8 @@ from types import MappingProxyType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from embrace.cli.agent import agent
-from embrace.cli.bench import bench
-from embrace.cli.data import data
-from embrace.cli.demo import demo
-from embrace.cli.export import export
-from embrace.cli.inspect import inspect
-from embrace.cli.job import device, job
-from embrace.cli.plot import plot
-from embrace.cli.serve import serve
-from embrace.cli.simulate import simulate
-from embrace.cli.train import train
-from embrace.cli.verify import verify
+from embrace.cli.lazy import Entry, lazy_group
 from federation import __version__
 from federation.errors import EmbraceError, MissingPackage
 
@@ -50,8 +37,34 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
 )
 INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
 
-# Tracebacks belong to bugs and are Python's own; typer's would print every local tensor.
-app = typer.Typer(name="embrace", no_args_is_help=True, pretty_exceptions_enable=False)
+# In the order in which a newcomer needs them.
+COMMANDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "demo": Entry("embrace.cli.demo", "demo", "Train handwritten digits on a fleet of four agents."),
+        "export": Entry("embrace.cli.export", "export", "Turn a model into a bundle that devices can train."),
+        "inspect": Entry("embrace.cli.inspect", "inspect", "Show a bundle and the memory that training needs."),
+        "verify": Entry("embrace.cli.verify", "verify", "Compare a bundle with its source."),
+        "train": Entry("embrace.cli.train", "train", "Train a bundle on local data."),
+        "serve": Entry("embrace.cli.serve", "serve", "Run a coordinator."),
+        "agent": Entry("embrace.cli.agent", "agent", "Take part in training: wait for tasks, train, send updates."),
+        "job": Entry("embrace.cli.job", "job", "Training jobs of a coordinator."),
+        "device": Entry("embrace.cli.job", "device", "Devices of a coordinator."),
+        "simulate": Entry("embrace.cli.simulate", "simulate", "Run a job on simulated devices."),
+        "plot": Entry("embrace.cli.plot", "plot", "Draw runs as curves."),
+        "data": Entry("embrace.cli.data", "data", "Data sets, and how they are dealt to devices."),
+        "bench": Entry("embrace.cli.bench", "bench", "Measure on this machine."),
+    }
+)
+
+# Tracebacks belong to bugs and are Python's own; typer's would print every local tensor. No markup: brackets stay.
+app = typer.Typer(
+    name="embrace",
+    cls=lazy_group(COMMANDS),
+    no_args_is_help=True,
+    context_settings={"max_content_width": 100},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 def _show_version(asked: bool) -> None:
@@ -70,21 +83,6 @@ def embrace(
     """Train one model on a fleet of unequal devices, the weakest included."""
 
 
-app.command()(export)
-app.command()(inspect)
-app.command()(verify)
-app.command()(train)
-app.command()(simulate)
-app.command()(serve)
-app.command()(agent)
-app.add_typer(job, name="job")
-app.add_typer(device, name="device")
-app.add_typer(bench, name="bench")
-app.add_typer(data, name="data")
-app.command()(plot)
-app.command()(demo)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 failed, 2 wrong input, 3 a package is missing, 130 interrupted.
 
@@ -98,13 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         explained = _explain(error)
         if explained is None or os.environ.get("EMBRACE_DEBUG") == "1":
             raise
-        # Text, not a markup string: a message may contain brackets, 'embrace[export]' for one.
+        from rich.console import Console
+        from rich.text import Text
+
+        # Text, not a markup string: a message may contain brackets, 'embrace-fl[export]' for one.
         Console(stderr=True, soft_wrap=True).print(Text(f"error: {explained}", style="red"))
         sys.exit(explained.exit_code)
 
 
 def _explain(error: EmbraceError | ModuleNotFoundError) -> EmbraceError | None:
-    """The error to show, or None for a module that no extra brings: that is a bug, not an answer."""
+    """Find the error to show; None for a module that no extra brings, which is a bug."""
     if isinstance(error, EmbraceError):
         return error
     package = (error.name or "").partition(".")[0]

@@ -57,7 +57,7 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
     screen, admin = show.console(), server.registry.set_admin_token()
     if is_exposed(server.settings):
         screen.print(
-            f"warning: {server.settings.host} is visible to other machines and there is no TLS: whoever is on the way "
+            f"warning: {server.settings.host} is visible to other machines and there is no TLS: the network between "
             "can read the tokens",
             style="yellow",
         )
@@ -68,7 +68,7 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
         screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
     elif file.exists():
         screen.print(f"administrator's token, as before: {file}", markup=False)
-    else:  # whoever runs it may keep the token elsewhere
+    else:  # the administrator may keep the token elsewhere
         screen.print(f"administrator's token, as before; it is not in {file} any more", markup=False)
     if devices:
         enrolment = server.registry.invite(devices, 7 * 86400)

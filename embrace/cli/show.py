@@ -9,32 +9,35 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 # Called with what happens now, and how many of how many steps are done.
-Report = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
 
 def console() -> Console:
-    """Standard output as it is now; made anew each time, because tests and pipes exchange it."""
+    """Open standard output as it is now; made anew each time, because tests and pipes exchange it."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Nothing but JSON, so that the output can be piped."""
+    """Print nothing but JSON, so that the output can be piped."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Report]:
-    """A bar that is there while something runs, and only where somebody looks at it."""
+def progress(title: str) -> Iterator[Progress]:
+    """Show a bar while something runs, and only on a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal) as bar:
+    with ProgressBar(
+        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal
+    ) as bar:
         task = bar.add_task(title, total=None)
 
         def report(what: str, done: int, total: int) -> None:
@@ -44,7 +47,7 @@ def progress(title: str) -> Iterator[Report]:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> Table:
-    """A plain table; all columns but the first `left` hold numbers and are aligned to the right."""
+    """Make a plain table; all columns but the first `left` hold numbers and are aligned to the right."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")
@@ -55,7 +58,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, 
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that leaves at least one: '1.41 MB'. Units are powers of ten."""
+    """Format bytes in the largest unit that leaves at least one: '1.41 MB'. Units are powers of ten."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.{2 if count < 100 * factor else 0}f} {unit}"
@@ -63,7 +66,7 @@ def size(count: int) -> str:
 
 
 def number(count: int) -> str:
-    """An integer with its thousands set apart."""
+    """Format an integer with its thousands set apart."""
     return f"{count:,}"
 
 
@@ -72,5 +75,5 @@ def shape(dimensions: Sequence[int]) -> str:
 
 
 def comma_list(text: str | None) -> list[str]:
-    """'a, b' as ['a', 'b']; nothing as []."""
+    """Parse 'a, b' as ['a', 'b'], and nothing as []."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]

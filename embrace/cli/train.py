@@ -115,7 +115,7 @@ def _silent(allowance: Allowance, samples: Samples, held_out: Samples | None) ->
 class _RoundsBar:
     """A bar over all rounds, and over the frozen layers in between."""
 
-    def __init__(self, bar: show.Report, rounds: int) -> None:
+    def __init__(self, bar: show.Progress, rounds: int) -> None:
         self._bar = bar
         self._rounds = rounds
         self._done = 0

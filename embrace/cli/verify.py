@@ -67,7 +67,7 @@ def summary(results: list[Comparison], directory: Path, tolerance: float) -> dic
 
 
 def print_results(results: list[Comparison], tolerance: float) -> None:
-    """The table of errors and the verdict."""
+    """Print the table of errors and the verdict."""
     rows = [
         (
             result.boundary,
@@ -100,5 +100,5 @@ def _error(result: Comparison, kind: str, tolerance: float) -> Text:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Replace infinity by None: JSON has none."""
     return value if math.isfinite(value) else None

@@ -29,7 +29,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Note:
-    """Something that whoever watches should know."""
+    """Something that an administrator who watches should know."""
 
     text: str
     round: int
@@ -38,12 +38,12 @@ class Note:
 
 
 def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
-    """What an event means, in words; None for what the tables show anyway."""
+    """Put an event into words; None for what the tables show anyway."""
     body, kind = event["body"], event["kind"]
     number = int(body["version"] - 1 if kind == "Evaluated" else body.get("round", _round_of(body.get("task", ""))))
     device = names.get(body.get("device", ""), body.get("device", ""))
     if kind == "WarnLayerUncovered":
-        text = f"nobody trains {', '.join(body['layers'])}"
+        text = f"no device trains {', '.join(body['layers'])}"
     elif kind == "TaskFailed":
         text = f"{device} gave up, {body['reason']}" + (f": {body['message']}" if body["message"] else "")
     elif kind == "DeviceUnfit":
@@ -64,13 +64,13 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
 
 
 def _round_of(task: str) -> str:
-    """A task is called JOB-ROUND-SEAT-ATTEMPT."""
+    """Read the round from a task's name, JOB-ROUND-SEAT-ATTEMPT."""
     return task.split("-")[1] if task else "0"
 
 
 @dataclass
 class Watched:
-    """What is known of a job: fetched again and again, but for names, which do not change."""
+    """The state of a job as the coordinator tells it, fetched repeatedly; names are fetched once."""
 
     client: Client
     id: str
@@ -90,7 +90,7 @@ class Watched:
         return note
 
     def look(self) -> None:
-        """Ask the coordinator how things stand."""
+        """Fetch the job's state from the coordinator."""
         self.job = self.client.job(self.id)
         self.rounds = self.client.rounds(self.id)
         self.scores = scores_of(self.client.metrics(self.id))
@@ -113,7 +113,7 @@ class Watched:
         return self.job.get("state") in OVER
 
     def view(self, height: int) -> Group:
-        """All of it, in so many lines."""
+        """Render everything in at most so many lines."""
         now = len(self.rounds) - 1
         notes = [note.text for note in self.notes if note.round >= now - (not note.passing) and not self.over]
         notes += unfit_lines(self.job, self.names)[:MOST_NOTES]
@@ -161,12 +161,12 @@ class Watched:
 
 
 def unfit_lines(job: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
-    """Devices that can train nothing of a job, and why."""
+    """Say which devices can train nothing of a job, and why."""
     return [f"{names.get(device, device)} cannot take part: {why}" for device, why in job["unfit"].items()]
 
 
 def _line(text: str, style: str) -> Text:
-    """One line, whatever the width of the screen."""
+    """Make a line that is cut at the width of the screen."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -175,7 +175,7 @@ def _short(text: str, most: int) -> str:
 
 
 def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
-    """Scores by version."""
+    """Sort scores by version."""
     found: dict[int, dict[str, float]] = {}
     for row in metrics:
         found.setdefault(row["version"], {})[row["name"]] = row["value"]
@@ -183,7 +183,7 @@ def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
 
 
 def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, samples: bool = False) -> Any:
-    """The rounds that are over, and the one that is not. Round n makes version n + 1."""
+    """Tabulate the rounds that are over and the open one. Round n makes version n + 1."""
     known = next((name for name in ("accuracy", "mean_loss") if any(name in row for row in scores.values())), None)
     in_parts = any("parts" in row["summary"] for row in rounds)
     rows = []
@@ -205,7 +205,7 @@ def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, sam
 
 
 def _parts(told: Mapping[str, Any]) -> str:
-    """How much of the model a round synchronised: FedLAMA's layers, or parts that take turns."""
+    """Say which part of the model a round synchronised: FedLAMA's layers, or parts that take turns."""
     return f"{len(told['parts'])} of {len(told['facts']['sync']['changed'])}" if "parts" in told else "–"
 
 
@@ -214,7 +214,7 @@ def _loss(value: float | None) -> str:
 
 
 def follow(client: Client, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
-    """Events of a job until it is over; None when there is none for a moment; an error while nobody answers."""
+    """Yield a job's events until it is over; None when none came for a moment, an error while no answer comes."""
     last, heard = 0, time.monotonic()
     while True:
         try:
@@ -234,7 +234,7 @@ def follow(client: Client, job: str) -> Iterator[dict[str, Any] | EmbraceError |
 
 
 def watch_live(client: Client, job: str) -> str:
-    """The live view; the state that the job ended in."""
+    """Show a live view; return the state that the job ended in."""
     from rich.live import Live
 
     watched, screen, shown = Watched(client, job), show.console(), 0.0
@@ -261,7 +261,7 @@ def watch_live(client: Client, job: str) -> str:
 
 
 def watch_lines(client: Client, job: str) -> str:
-    """A line for every round, score and note, for files and pipes; the state that the job ended in."""
+    """Print a line for every round, score and note; return the state that the job ended in."""
     watched = Watched(client, job)
     for event in follow(client, job):
         if event is None or isinstance(event, EmbraceError):
@@ -274,8 +274,8 @@ def watch_lines(client: Client, job: str) -> str:
             )
         elif event["kind"] == "Evaluated" and "error" not in body:
             scores = {"loss": body.get("mean_loss"), "accuracy": body.get("accuracy")}
-            told = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
-            line = f"version {body['version']}: " + ", ".join(told)
+            shown = (f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
+            line = f"version {body['version']}: " + ", ".join(shown)
         if line:
             show.console().print(line, markup=False)
     watched.look()

@@ -75,7 +75,7 @@ class Member:
     """A device of the fleet."""
 
     name: str
-    tier: str  # told, so that everybody's demo is the same: the network is too small for memory to decide
+    tier: str  # told, so that every demo is the same: the network is too small for memory to decide
     memory: str
 
 
@@ -96,7 +96,7 @@ Digits = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def load_digits() -> tuple[list[Digits], Digits]:
-    """The devices' images and those that are held out; the same everywhere.
+    """Load the devices' images and those that are held out; the same everywhere.
 
     Which share of a digit a device gets is drawn from a Dirichlet distribution, so that each has many images of some
     digits and hardly any of others.
@@ -119,7 +119,7 @@ def load_digits() -> tuple[list[Digits], Digits]:
 
 @contextmanager
 def workspace(keep: Path | None) -> Iterator[Path]:
-    """A directory for everything. It is removed afterwards, unless it is asked for or has the log of a failure."""
+    """Make a directory for all files. It is removed afterwards, unless it is asked for or has the log of a failure."""
     if keep is None:
         directory = Path(tempfile.mkdtemp(prefix="embrace-demo-"))
     else:
@@ -140,7 +140,7 @@ def workspace(keep: Path | None) -> Iterator[Path]:
 
 
 def run_fleet(directory: Path, rounds: int, show: Show = lambda view: None) -> Outcome:
-    """The demo in an empty directory. When it returns or raises, no process is left."""
+    """Run the demo in an empty directory. When it returns or raises, no process is left."""
     started = time.perf_counter()
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
@@ -182,7 +182,7 @@ class Lookout:
         return self._evaluator.score(weights).accuracy or 0.0
 
     def alone(self, member: Member, share: Digits, rounds: int) -> float:
-        """What a device reaches with as many steps and nobody's help, at the rate that suits it best."""
+        """Train one device's data alone with as many steps, at the rate that suits it best."""
         boundary = self.manifest.boundary(member.tier)
         mine = self.manifest.space.suffix(boundary.layer)
         trainer = Trainer(self.bundle, self._source, from_arrays(*share, self.manifest))
@@ -255,7 +255,7 @@ class Fleet:
         return found if len(found) == len(FLEET) else None
 
     def follow(self, rounds: int) -> None:
-        """Look on until the job is over. The coordinator keeps two versions, so each is fetched before it is scored."""
+        """Watch until the job is over. The coordinator keeps two versions, so each is fetched before it is scored."""
         self.look.tell("round 1")
         waiting: list[tuple[int, Path | None]] = []
         fetched, over = 0, False
@@ -295,7 +295,7 @@ class Fleet:
         return [(m.name, known[m.name]["member"]["boundary"], known[m.name]["state"]) for m in FLEET if m.name in known]
 
     def _check(self, over: bool = False) -> None:
-        """Whether everybody is there; a fleet goes on without one of its devices."""
+        """Raise if the coordinator ended; a fleet goes on without one of its devices."""
         if problem := self.processes.ended(COORDINATOR):
             raise self._error(problem, COORDINATOR)
         for name in self.processes.running.keys() - {COORDINATOR} - self.lost.keys():
@@ -322,7 +322,7 @@ class Fleet:
         return FleetError(f"{problem}; its log is {self.processes.log(name)}")
 
     def _measure(self, name: str) -> None:
-        """The agent's anonymous memory, where the system says."""
+        """Record the agent's anonymous memory, where the system tells it."""
         try:
             lines = Path(f"/proc/{self.processes.running[name].pid}/status").read_text().splitlines()
             now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))

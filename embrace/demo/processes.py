@@ -21,7 +21,7 @@ PROGRAM = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); from embra
 
 
 class Processes:
-    """Children that do not outlive the `with` block."""
+    """Child processes that do not outlive the `with` block."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -43,7 +43,7 @@ class Processes:
                     process.wait()
 
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """`embrace ARGUMENTS`, in a session of its own: Ctrl-C is for the demo, which ends the others in order."""
+        """Start `embrace ARGUMENTS` in a session of its own: Ctrl-C is for the demo, which ends the others in order."""
         root = str(Path(__file__).resolve().parents[2])
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("EMBRACE_")}
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -65,7 +65,7 @@ class Processes:
         return self.directory / f"{name}.log"
 
     def ended(self, name: str) -> str:
-        """How a process ended, in words; '' while it runs, and for an agent that has done its tasks."""
+        """Say how a process ended; '' while it runs, and for an agent that has done its tasks."""
         code = self.running[name].poll()
         if code is None or (code == 0 and name != COORDINATOR):
             return ""
@@ -74,14 +74,14 @@ class Processes:
         return f"{name} {how}{f': {last}' if last else ''}"
 
     def last_words(self, name: str) -> str:
-        """The last line of a log."""
+        """Return the last line of a log."""
         lines = self.log(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Cleaning up takes a moment; a second Ctrl-C in it must not leave anything behind."""
+    """Ignore a second Ctrl-C while cleaning up, so that nothing is left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,6 +94,6 @@ def undisturbed() -> Iterator[None]:
 
 
 def served_at(output: Path) -> str | None:
-    """Where a coordinator listens, once it has printed that."""
+    """Read a coordinator's address from its output."""
     lines = output.read_text().splitlines() if output.is_file() else []
     return next((line.split()[1] for line in lines if line.startswith("coordinator: ")), None)

@@ -40,7 +40,7 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class View:
-    """How things stand."""
+    """The state of the demo, for the screen."""
 
     doing: str
     rounds: list[RoundResult] = field(default_factory=list)

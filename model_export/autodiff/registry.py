@@ -1,6 +1,6 @@
 """Which operator has which rule.
 
-A *rule* gets the node and the gradients of its outputs (None for an output nobody used) and gives one gradient per
+A *rule* gets the node and the gradients of its outputs (None for an output without a reader) and gives one gradient per
 input (None where there is none). A *lowering* writes the forward node in another form, when the gradient needs
 values that the plain node does not give, or when another form is faster.
 """

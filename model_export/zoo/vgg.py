@@ -39,6 +39,7 @@ class VGG(nn.Module):
         for module in self.features.modules():
             if isinstance(module, nn.Conv2d):  # without batch norm the default is too small for this depth
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                assert module.bias is not None
                 nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """A coordinator without training: a small hand-made model, devices whose updates are a function of their tasks.
 
-The graphs of the model are a few bytes that nobody runs. What a device sends depends on the layer, the round and the
+The graphs of the model are a few bytes that are never run. What a device sends depends on the layer, the round and the
 seat alone, so that an interrupted job and an undisturbed one can be compared bit by bit.
 """
 
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +31,20 @@ from coordinator.service import Coordinator
 from coordinator.settings import Settings
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
-from edge_runtime.bundle_files import file_ref, map_weights, write_weights
+from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.job import plan_from
 from federation.manifest import (
     MANIFEST_NAME,
-    WEIGHTS_NAME,
-    Boundary,
-    FileRef,
-    Layer,
     Loss,
     Manifest,
     Source,
-    TensorSpec,
-    dumps,
 )
 from federation.messages import Report, TaskOffer
-from federation.space import Parameter, Vector
+from federation.space import Vector
 from federation.wire import encode_layers
+from tests import tiny_bundle
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("strong", "moderate", "weak")
@@ -58,50 +54,23 @@ ALL_THREE = {"participate": {"min_available": 3}}  # of a plan: a round begins w
 
 def write_bundle(directory: Path, width: int = 3) -> tuple[str, Manifest]:
     """(digest, manifest) of a model with three layers; the first has statistics, the last 2·width + 2 elements."""
-    directory.mkdir(parents=True)
-    one = TensorSpec("float32", (1,))
     parameters = (
-        (Parameter("stem.w", "weight", (2, width)), Parameter("stem.mean", "statistic", (2,))),
-        (Parameter("body.w", "weight", (5,)),),
-        (Parameter("head.w", "weight", (2, width)), Parameter("head.b", "weight", (2,))),
+        (tiny_bundle.weight("stem.w", 2, width), tiny_bundle.statistic("stem.mean", 2)),
+        (tiny_bundle.weight("body.w", 5),),
+        (tiny_bundle.weight("head.w", 2, width), tiny_bundle.weight("head.b", 2)),
     )
-
-    def file(name: str) -> FileRef:
-        (directory / name).write_bytes(f"graph {name} of width {width}".encode())
-        return file_ref(directory, name)
-
-    layers = tuple(
-        Layer(name, one, one, own, activations=10, macs=1, dropouts=0, forward=file(f"{name}.onnx"))
-        for name, own in zip(BOUNDARIES, parameters)
-    )
-    boundaries = tuple(
-        Boundary(name, number, None, 10 * (3 - number), file(f"train.{name}.onnx"), ())
-        for number, name in enumerate(BOUNDARIES)
-    )
-    missing = FileRef(WEIGHTS_NAME, "0" * 64, 0)
-    manifest = Manifest(
-        1,
-        "tiny",
-        Source("onnx", "none"),
-        17,
-        Loss("cross_entropy"),
-        one,
-        one,
-        one,
-        None,
-        4,
-        False,
-        layers,
-        boundaries,
+    tiny = tiny_bundle.manifest(
+        [tiny_bundle.layer(name, *own, activations=10) for name, own in zip(BOUNDARIES, parameters)],
+        [tiny_bundle.boundary(name, number, 10 * (3 - number)) for number, name in enumerate(BOUNDARIES)],
         dict(zip(TIERS, BOUNDARIES)),
-        missing,
+        source=Source("onnx", "none"),
+        opset=17,
+        loss=Loss("cross_entropy"),
+        batch=4,
     )
-    space = manifest.space
-    write_weights(directory / WEIGHTS_NAME, space, np.random.default_rng(1).normal(size=space.size).astype(np.float32))
-    manifest = replace(manifest, weights=file_ref(directory, WEIGHTS_NAME))
-    text = dumps(manifest).encode()
-    (directory / MANIFEST_NAME).write_bytes(text)
-    return hashlib.sha256(text).hexdigest(), manifest
+    vector = np.random.default_rng(1).normal(size=tiny.space.size).astype(np.float32)
+    manifest = tiny_bundle.write_bundle(directory, tiny, vector, f" of width {width}")
+    return hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest(), manifest
 
 
 def place_bundle(root: Path, width: int = 3) -> tuple[str, Manifest]:
@@ -200,7 +169,7 @@ class World:
         """Until everything that was accepted is folded, and whatever followed is done."""
         done = threading.Event()
         self.coordinator._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -255,7 +224,8 @@ class Site:
 
     def http(self, token: str | None = None) -> httpx.Client:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)  # no certificates to load
+        # Without verify=False every client would load the system's certificates.
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, verify=False)
 
     def enrol(self, tier: str = "strong", name: str = "a device") -> tuple[str, str]:
         """(id, token) of a new device."""
@@ -265,7 +235,7 @@ class Site:
     def settle(self) -> None:
         done = threading.Event()
         self.server.coordinator._work.put(done.set)
-        assert done.wait(30)
+        assert done.wait(PATIENCE)
 
     def spool(self) -> list[Path]:
         return sorted((self.directory / "spool").iterdir())
@@ -281,8 +251,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
     process = uvicorn.Server(config)
     thread = threading.Thread(target=process.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
-    while not process.started and thread.is_alive():
-        time.sleep(0.01)
+    wait_until(lambda: process.started or not thread.is_alive())
     assert process.started
     try:
         yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", server, admin, directory)
@@ -290,7 +259,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
         server.app.state.leaving.set()
         server.coordinator.release()
         process.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         bound.close()
         server.coordinator.sessions.kw["bind"].dispose()
         assert not thread.is_alive()
@@ -357,7 +326,7 @@ def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0
 
 def end_process(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(30)
+    process.wait(PATIENCE)
     if process.stdout is not None:
         process.stdout.close()
 

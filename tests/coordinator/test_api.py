@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from coordinator.api import device_routes
 from embrace.client import Client
 from federation.job import plan_from
 from tests.coordinator.harness import Site, body_of, place_bundle, put_update, serving
+from tests.waiting import PATIENCE, wait_until
 
 
 def test_bad_plans_name_the_key(site: Site) -> None:
@@ -109,17 +109,14 @@ def test_a_crowd_that_waits_does_not_keep_others_from_being_served(
         threads = [threading.Thread(target=wait, args=(token,), daemon=True) for token in tokens]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + 30
-        while len(site.server.coordinator.bell._waiting) < 60 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert len(site.server.coordinator.bell._waiting) == 60
+        wait_until(lambda: len(site.server.coordinator.bell._waiting) == 60)
         with site.http(site.admin) as admin:
-            admin.get("/v1/jobs", timeout=10).raise_for_status()
+            admin.get("/v1/jobs").raise_for_status()
             plan = {"bundle": "x", "participate": {"min_available": 61}}
             admin.post("/v1/jobs", json={"bundle": bundle, "plan": plan}).raise_for_status()
         wait(site.enrol()[1])  # the one that was missing
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert found == [200] * 61
 
 
@@ -130,9 +127,6 @@ def test_a_device_that_went_away_while_it_waited_gets_no_task(tmp_path: Path) ->
         with site.http(site.enrol()[1]) as client, pytest.raises(httpx.ReadTimeout):
             client.post("/v1/tasks/next?wait=60", timeout=0.5)
         job = service.create_job(plan_from({"bundle": "x"}), bundle)
-        until = time.monotonic() + 30
-        with site.http() as watcher:  # until its request is over, which nobody hears the answer of
-            while "/v1/tasks/next" not in watcher.get("/metrics").text and time.monotonic() < until:
-                time.sleep(0.05)
-            assert "/v1/tasks/next" in watcher.get("/metrics").text
+        with site.http() as watcher:  # until its request is over, whose answer no client hears
+            wait_until(lambda: "/v1/tasks/next" in watcher.get("/metrics").text)
         assert service.job(job)["round"]["state"] == "selecting"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from coordinator import keeper
 from edge_runtime.bundle_files import map_weights
 from federation.job import plan_from
 from tests.coordinator.harness import Offer, body_of, place_bundle, put_update, scripted, serving
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -71,9 +71,7 @@ def test_a_full_disk_refuses_uploads_and_work_goes_on_when_there_is_room(
             site.settle()
             assert service.job(job)["round"]["state"] == "closing" and service.job(job)["version"] == 0
             filler.unlink()
-            until = time.monotonic() + 60
-            while service.job(job)["version"] == 0 and time.monotonic() < until:  # it is tried again
-                time.sleep(0.05)
+            wait_until(lambda: service.job(job)["version"])  # it is tried again
             after = np.array(map_weights(service.files.version(job, 1), manifest.space))
             expected = (before.astype(np.float64) + scripted(manifest, offer)).astype(np.float32)
             np.testing.assert_array_max_ulp(after, expected, maxulp=1)

@@ -18,6 +18,7 @@ from coordinator.errors import NotAllowed, NotFound, Refused
 from federation.errors import InputError
 from federation.wire import WireError
 from tests.live_server import LiveServer, live_server, next_task, send_update
+from tests.waiting import wait_until
 
 NOTHING = {"jobs": {}, "devices": 0, "devices_present": 0, "rounds_committed": 0}
 SECONDS = {"wall": 2.5, "forward": {"first": 0.25, "second": 0.5}, "training": 1.0, "backward": None, "other": 0.1}
@@ -87,10 +88,7 @@ def job(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> str:
         assert send_update(device, task, {"seconds": SECONDS, "boundary": "=1+1"}).status_code == 201
     assert send_update(device, task).status_code in (404, 409)
     admin = server.client(server.admin)
-    until = time.monotonic() + 5
-    while admin.get(f"/v1/jobs/{made}").json()["state"] != "done":
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: admin.get(f"/v1/jobs/{made}").json()["state"] == "done")
     return made
 
 

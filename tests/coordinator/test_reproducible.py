@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,8 @@ from embrace.demo.processes import Processes
 from federation.axes.cover import DeviceProfile
 from federation.identity import device_id, task_seed
 from tests.coordinator.harness import Site, World, task_parts
-from tests.live_server import PATIENCE, LiveServer, live_server
+from tests.live_server import live_server
+from tests.waiting import wait_until
 
 TIERS = {"strong-pi": "strong", "old-phone": "moderate", "camera": "weak"}
 JOB = """
@@ -69,24 +68,17 @@ def fleet(directory: Path, names: Sequence[str]) -> Run:
                 "portable",
                 "--json",
             )
-            wait(lambda: name in {row["name"] for row in admin.call("GET", "/devices")}, server)  # noqa: B023
+            wait_until(lambda: name in {row["name"] for row in admin.call("GET", "/devices")})  # noqa: B023
         shutil.copytree(SHIPPED / "model", directory / "digits")
         (directory / "job.toml").write_text(JOB)
         job = admin.create(directory / "job.toml")
-        wait(lambda: admin.call("GET", f"/jobs/{job}")["state"] == "done", server)
+        wait_until(lambda: admin.call("GET", f"/jobs/{job}")["state"] == "done")
         admin.save_weights(job, 4, directory / "trained.safetensors")
         ids = {row["name"]: row["id"] for row in admin.call("GET", "/devices")}
         timings = admin.call("GET", f"/jobs/{job}/timings")
         admin.close()
     cohorts = [[row["device"] for row in timings if row["round"] == number] for number in range(4)]
     return Run((directory / "trained.safetensors").read_bytes(), cohorts, ids)
-
-
-def wait(ready: Any, server: LiveServer) -> None:
-    until = time.monotonic() + 4 * PATIENCE
-    while not ready():
-        assert time.monotonic() < until and server.process.poll() is None, server.log
-        time.sleep(0.05)
 
 
 def test_two_fresh_fleets_arrive_at_the_same_bits(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from coordinator.settings import Settings, is_exposed, load_settings, without_se
 from federation.errors import InputError
 from tests.live_server import live_server, next_task, zero_update
 from tests.stock_python import ROOT
+from tests.waiting import PATIENCE, wait_until
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -153,18 +154,17 @@ def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
             for thread in waiters:
                 thread.start()
             spool = tmp_path / "data" / "spool"
-            while not list(spool.glob("*.part")):
-                time.sleep(0.01)
-            assert watching.wait(5)
+            wait_until(lambda: list(spool.glob("*.part")))
+            assert watching.wait(PATIENCE)
             time.sleep(0.2)  # for the other one to wait, too
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_log("Shutting down")
             for thread in waiters:
-                thread.join(5)
+                thread.join(PATIENCE)
             assert server.process.poll() is None
             connection.sendall(body[150:])
             assert connection.recv(4096).startswith(b"HTTP/1.1 201 ")
-        assert server.process.wait(5) == 0
+        assert server.process.wait(PATIENCE) == 0
     assert answers["waiting"] in (200, 204)
     assert "event: JobCreated" in answers["events"]
     assert answers["watched"]  # to the proper end of the stream

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from coordinator.api import device_routes
 from federation.wire import encode_layers
 from tests.coordinator.harness import Offer, Site, body_of, put_update, scripted
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True, params=["as it comes", "once it is there"])
@@ -117,16 +117,10 @@ def test_a_connection_that_breaks_leaves_nothing(site: Site, held: Any) -> None:
 
     def half() -> Iterator[bytes]:
         yield body[:100]
-        until = time.monotonic() + 30
-        while not site.spool() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert len(site.spool()) == 1
+        wait_until(lambda: len(site.spool()) == 1)
         raise ConnectionError("the cable was pulled")
 
     with pytest.raises(ConnectionError):
         put_update(client, offer, half())
-    until = time.monotonic() + 30
-    while site.spool() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert site.spool() == []
+    wait_until(lambda: not site.spool())
     assert put_update(client, offer, body).status_code == 201

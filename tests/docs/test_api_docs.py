@@ -27,6 +27,7 @@ from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
 from tests.live_server import LiveServer, live_server
 from tests.stock_python import ROOT
+from tests.waiting import PATIENCE, wait_until
 
 API = (ROOT / "docs" / "api.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -128,15 +129,13 @@ def test_the_device_in_curl_takes_part_in_a_round(server: LiveServer, tmp_path: 
         cwd=work,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         env={**os.environ, **own, "SERVER": server.url, "ENROLMENT": server.enrolment},
     )
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert '"status":"accepted"' in ended.stdout
-    admin, until = server.client(server.admin), time.monotonic() + 5
-    while (found := admin.get(f"/v1/jobs/{job}").json())["state"] != "done":
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    assert found["version"] == 1
+    admin = server.client(server.admin)
+    wait_until(lambda: admin.get(f"/v1/jobs/{job}").json()["state"] == "done")
+    assert admin.get(f"/v1/jobs/{job}").json()["version"] == 1
     before, after = (admin.get(f"/v1/jobs/{job}/versions/{number}/file").content for number in (0, 1))
     assert before == after  # its update was zero

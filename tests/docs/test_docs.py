@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bench.device.zoo_table import HEAD, Row, rows, table
+from bench.device.zoo_table import HEAD, ZooRow, rows, table
 from federation import manifest
 from federation.space import Parameter
 from model_export.autodiff.registry import known_operators
@@ -18,7 +18,7 @@ from model_export.source import load_source
 from model_export.zoo import ZOO
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def between(text: str, start: str, end: str) -> str:
@@ -42,7 +42,7 @@ def test_every_command_shown_exists(page: Path) -> None:
     shown = set(re.findall(r"^\$? ?embrace ([a-z]+)", page.read_text(), re.MULTILINE))
     shown |= set(re.findall(r"`embrace ([a-z]+)", page.read_text()))
     assert shown <= known
-    options = {name for command in get_command(app).commands.values() for name in _options(command)}  # type: ignore[attr-defined]
+    options = {"--help"} | {name for command in get_command(app).commands.values() for name in _options(command)}  # type: ignore[attr-defined]
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(re.findall(r"embrace [^\n`]*", page.read_text()))))
     assert used <= options
 
@@ -104,7 +104,7 @@ def test_the_table_of_the_zoo_has_every_model_and_tier() -> None:
 
 @pytest.mark.parametrize("name", ["digits", "mnist_2nn", "text_transformer"])
 def test_rows_of_the_zoo(name: str) -> None:
-    found: list[Row] = list(rows(name))
+    found: list[ZooRow] = list(rows(name))
     assert [row.markdown() for row in found] == [line for line in zoo_lines() if line.startswith(f"| {name} |")]
 
 

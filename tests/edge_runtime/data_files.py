@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image
 
 from edge_runtime.data import Samples
-from federation.manifest import FileRef, Layer, Loss, LossName, Manifest, Source, TensorSpec
+from federation.manifest import Loss, LossName, Manifest, Source, TensorSpec
+from tests import tiny_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = FileRef("file", "0" * 64, 1)
 
 
 def model(
@@ -29,23 +29,14 @@ def model(
     output = (classes,) if output is None else output
     labels = TensorSpec("int64", output[1:]) if loss == "cross_entropy" else TensorSpec("float32", output)
     given, made = TensorSpec(dtype, shape), TensorSpec("float32", output)
-    layer = Layer("all", given, made, (), activations=1, macs=1, dropouts=0, forward=FILE)
-    return Manifest(
-        version=1,
+    return tiny_bundle.manifest(
+        [tiny_bundle.layer("all", input=given, output=made)],
         name=name,
         source=Source("zoo", name),
-        opset=18,
         loss=Loss(loss, ignore_index=ignore_index),
-        input=given,
         labels=labels,
-        output=made,
         vocabulary=vocabulary,
         batch=32,
-        uses_seed=False,
-        layers=(layer,),
-        boundaries=(),
-        tiers={},
-        weights=FILE,
     )
 
 

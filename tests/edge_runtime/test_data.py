@@ -244,7 +244,7 @@ def test_unusual_pixels() -> None:
 def test_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = write_images({"a": [grey(0)], "b": []})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingPackage, match=r"pip install 'embrace\[images\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'embrace-fl\[images\]'"):
         load_samples(reference, model(classes=2))
 
 

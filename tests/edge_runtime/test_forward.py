@@ -21,40 +21,17 @@ from edge_runtime.forward import ForwardPlan, groups, store_activations
 from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.timing import Stopwatch
 from federation.errors import BundleError, DiskFull, EmbraceError, OutOfMemory
-from federation.manifest import FileRef, Layer, Loss, Manifest, Source, TensorSpec
-from federation.space import Parameter
+from federation.manifest import Manifest
+from tests import tiny_bundle
 from tests.edge_runtime.conftest import LOW_MEMORY, Bundle, RecordingSource, relative
+from tests.tiny_bundle import weight
 
-FILE = FileRef("file", "0" * 64, 1)
 ONE_BY_ONE = 1  # byte: no two layers fit together
 
 
 def made_of(sizes: list[int]) -> Manifest:
     """A manifest of layers with so many weights each."""
-    spec = TensorSpec("float32", (1,))
-    layers = tuple(
-        Layer(
-            str(i), spec, spec, (Parameter(f"p{i}", "weight", (n,)),), activations=1, macs=1, dropouts=0, forward=FILE
-        )
-        for i, n in enumerate(sizes)
-    )
-    return Manifest(
-        version=1,
-        name="m",
-        source=Source("zoo", "m"),
-        opset=18,
-        loss=Loss("mse"),
-        input=spec,
-        labels=spec,
-        output=spec,
-        vocabulary=None,
-        batch=1,
-        uses_seed=False,
-        layers=layers,
-        boundaries=(),
-        tiers={},
-        weights=FILE,
-    )
+    return tiny_bundle.manifest([tiny_bundle.layer(str(i), weight(f"p{i}", n)) for i, n in enumerate(sizes)])
 
 
 @given(

@@ -25,9 +25,9 @@ from federation.space import Vector
 from simulation.fleet import SimulatedDevice, SimulatedFleet, open_fleet, read_job
 from simulation.pool import InlinePool
 from simulation.simulate import Options, Simulation
+from tests.waiting import PATIENCE, wait_until
 
 SEED = 3
-PATIENCE = 120.0  # seconds until a job that should be done is given up
 HEAD = f"""
 bundle = "digits"
 seed = {SEED}
@@ -157,11 +157,11 @@ class Fleet:
         return read_weights(self.bundle, path)
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE
-        while not ready():
+        def looked() -> bool:
             assert not self.errors, self.errors
-            assert time.monotonic() < until, "it never happened"
-            time.sleep(0.02)
+            return ready()
+
+        wait_until(looked)
 
     @property
     def errors(self) -> list[BaseException]:

@@ -20,7 +20,8 @@ from federation.space import Vector
 from simulation.fleet import SimulatedFleet, open_fleet, read_job
 from tests.coordinator.harness import end_process, serving, start_server
 from tests.end_to_end.conftest import WriteJob
-from tests.end_to_end.fleet import PATIENCE, Fleet, at_work, enrol, job_text, simulate
+from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text, simulate
+from tests.waiting import PATIENCE
 
 SOME = "[participate]\nmin_available = 5\ncount = 3\n"
 JOBS = {

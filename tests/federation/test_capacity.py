@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from federation.capacity import Memory, capacity, forward_macs, predicted_memory, training_macs
-from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
-from federation.space import Parameter
+from tests.tiny_bundle import boundary, layer, manifest, statistic, weight
 
-SPEC = TensorSpec("float32", (1,))
-FILE = FileRef("f", "0" * 64, 1)
 LAYERS = (
-    Layer("a", SPEC, SPEC, (Parameter("a", "weight", (30,)), Parameter("m", "statistic", (4,))), 50, 700, 0, FILE),
-    Layer("b", SPEC, SPEC, (Parameter("b", "weight", (10,)),), 20, 100, 0, FILE),
+    layer("a", weight("a", 30), statistic("m", 4), activations=50, macs=700),
+    layer("b", weight("b", 10), activations=20, macs=100),
 )
-BOUNDARIES = (Boundary("a", 0, None, 70, FILE, ()), Boundary("b", 1, None, 20, FILE, ()))
-LOSS = Loss("mse")
-MODEL = Manifest(1, "x", Source("zoo", "x"), 18, LOSS, SPEC, SPEC, SPEC, None, 2, False, LAYERS, BOUNDARIES, {}, FILE)
+BOUNDARIES = (boundary("a", 0, 70), boundary("b", 1, 20))
+MODEL = manifest(LAYERS, BOUNDARIES)
 
 
 def test_capacity_is_relative_to_training_everything() -> None:
@@ -38,10 +34,10 @@ def test_macs() -> None:
 
 def test_a_narrow_boundary_counts_its_own_elements() -> None:
     wide = (
-        Layer("a", SPEC, SPEC, (Parameter("a", "weight", (6, 5)), Parameter("m", "statistic", (6,))), 50, 900, 0, FILE),
-        Layer("b", SPEC, SPEC, (Parameter("b", "weight", (2, 6)), Parameter("c", "weight", (2,))), 20, 120, 0, FILE),
+        layer("a", weight("a", 6, 5), statistic("m", 6), activations=50, macs=900),
+        layer("b", weight("b", 2, 6), weight("c", 2), activations=20, macs=120),
     )
-    narrow = Boundary("a@0.5", 0, None, 33, FILE, (), 0.5, (((3, 5), (3,)), ((2, 3), (2,))))
+    narrow = boundary("a@0.5", 0, 33, width=0.5, narrow=(((3, 5), (3,)), ((2, 3), (2,))))
     model = replace(MODEL, layers=wide, boundaries=(*BOUNDARIES, narrow))
     assert (model.weights_of(narrow), model.statistics_of(narrow)) == (15 + 6 + 2, 3)
     assert capacity(model, narrow, 10) == (23 + 10 * 33) / (30 + 12 + 2 + 10 * 70)

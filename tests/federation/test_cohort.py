@@ -26,28 +26,13 @@ from federation.cohort import (
     run_out,
 )
 from federation.errors import InputError
-from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
-from federation.space import Parameter
+from tests import tiny_bundle
+from tests.tiny_bundle import boundary, weight
 
-SPEC = TensorSpec("float32", (1,))
-FILE = FileRef("f", "0" * 64, 1)
 NAMES = ("stem", "middle", "head")
-MODEL = Manifest(
-    1,
-    "x",
-    Source("zoo", "x"),
-    18,
-    Loss("mse"),
-    SPEC,
-    SPEC,
-    SPEC,
-    None,
-    2,
-    False,
-    tuple(Layer(name, SPEC, SPEC, (Parameter(name, "weight", (9,)),), 1, 0, 0, FILE) for name in NAMES),
-    tuple(Boundary(name, index, None, 3 - index, FILE, ()) for index, name in enumerate(NAMES)),
-    {},
-    FILE,
+MODEL = tiny_bundle.manifest(
+    [tiny_bundle.layer(name, weight(name, 9)) for name in NAMES],
+    [boundary(name, index, 3 - index) for index, name in enumerate(NAMES)],
 )
 STRONG, WEAK = DeviceProfile(boundary="stem"), DeviceProfile(boundary="head")
 FLEET = [f"d{n:02}" for n in range(20)]

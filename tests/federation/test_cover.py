@@ -20,38 +20,20 @@ from federation.axes.cover import (
 from federation.axes.participate import Slot
 from federation.capacity import predicted_memory
 from federation.errors import BundleError, InputError, OutOfMemory
-from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
-from federation.space import Parameter
+from federation.manifest import Boundary
+from tests.tiny_bundle import FILE, boundary, layer, manifest, weight
 
-SPEC = TensorSpec("float32", (1,))
-FILE = FileRef("f", "0" * 64, 1)
 LAYERS = tuple(
-    Layer(name, SPEC, SPEC, tuple(Parameter(f"{name}.w", "weight", (size,)) for size in sizes), 100, 0, 0, FILE)
+    layer(name, *(weight(f"{name}.w", size) for size in sizes), activations=100, macs=0)
     for name, sizes in (("stem", [1000]), ("pool", []), ("middle", [500]), ("head", [10]))
 )
 STRONG, SHORT, MODERATE, WEAK = BOUNDARIES = (
-    Boundary("stem", 0, None, 400, FILE, (FILE,)),
-    Boundary("stem@8", 0, 8, 300, FILE, (FILE,)),
-    Boundary("middle", 2, None, 200, FILE, ()),
-    Boundary("head", 3, None, 100, None, (FILE,)),
+    boundary("stem", 0, 400, ort_training=(FILE,)),
+    boundary("stem@8", 0, 300, last_steps=8, ort_training=(FILE,)),
+    boundary("middle", 2, 200),
+    boundary("head", 3, 100, train=None, ort_training=(FILE,)),
 )
-MODEL = Manifest(
-    1,
-    "x",
-    Source("zoo", "x"),
-    18,
-    Loss("mse"),
-    SPEC,
-    SPEC,
-    SPEC,
-    None,
-    2,
-    False,
-    LAYERS,
-    BOUNDARIES,
-    {"strong": "stem", "weak": "head"},
-    FILE,
-)
+MODEL = manifest(LAYERS, BOUNDARIES, {"strong": "stem", "weak": "head"}, name="x")
 BOTH = ("portable", "ort-training")
 
 

@@ -28,7 +28,7 @@ def test_a_bad_bundle_is_bad_input() -> None:
 
 
 def test_a_missing_package_says_how_to_get_it() -> None:
-    assert "pip install 'embrace[export]'" in str(MissingPackage("torch", "export"))
+    assert "pip install 'embrace-fl[export]'" in str(MissingPackage("torch", "export"))
 
 
 def test_a_missing_package_survives_the_way_between_processes() -> None:

@@ -25,13 +25,14 @@ from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss
 from federation.job import plan_from
 from federation.layout import MODEL
-from federation.manifest import Boundary, FileRef, Layer, Loss, Manifest, Source, TensorSpec
+from federation.manifest import Boundary, Loss, Manifest, TensorSpec
 from federation.messages import Report, Task
 from federation.narrow import corners, take_corners
 from federation.round_sums import RoundSums
 from federation.space import Parameter, ParameterSpace, Vector
 from simulation.devices import Devices, Done, Share
 from simulation.server import Seat, SimulatedServer
+from tests import tiny_bundle
 from tests.oracles.model import Model, flat
 from tests.oracles.problem import (
     CLASSES,
@@ -53,34 +54,27 @@ SEEN = "second.seen"  # a running mean, where a test asks for statistics
 
 
 def manifest(*, statistics: bool = False, widths: Sequence[float] = WIDTHS) -> Manifest:
-    """The oracles' three layers as a bundle whose graphs nobody opens."""
+    """The oracles' three layers as a bundle without graphs."""
     sizes = (INPUTS, FIRST, SECOND, CLASSES)
     layers = []
     for index, shapes in enumerate(_shapes(1.0, statistics)):
-        parameters = tuple(Parameter(name, _kind(name), shape) for name, shape in shapes.items())
+        parameters = [Parameter(name, _kind(name), shape) for name, shape in shapes.items()]
         entry, leaves = (TensorSpec("float32", (sizes[index + end],)) for end in (0, 1))
-        layers.append(Layer(LAYERS[index], entry, leaves, parameters, sizes[index + 1], 1, 0, _file("forward")))
+        layers.append(
+            tiny_bundle.layer(LAYERS[index], *parameters, activations=sizes[index + 1], input=entry, output=leaves)
+        )
     kept = [sum(sizes[index + 1 :]) for index in range(3)]
-    boundaries = [Boundary(name, at, None, kept[at], _file("train"), ()) for at, name in enumerate(LAYERS)]
+    boundaries = [tiny_bundle.boundary(name, at, kept[at]) for at, name in enumerate(LAYERS)]
     for width in widths:
         narrow = tuple(tuple(shapes.values()) for shapes in _shapes(width, statistics))
-        boundaries.append(Boundary(f"first@{width:g}", 0, None, 9, _file("train"), (), width, narrow))
-    return Manifest(
-        1,
-        "closed form",
-        Source("onnx", "none"),
-        17,
-        Loss("cross_entropy"),
-        layers[0].input,
-        TensorSpec("int64", ()),
-        layers[-1].output,
-        None,
-        4,
-        False,
-        tuple(layers),
-        tuple(boundaries),
+        boundaries.append(tiny_bundle.boundary(f"first@{width:g}", 0, 9, width=width, narrow=narrow))
+    return tiny_bundle.manifest(
+        layers,
+        boundaries,
         {"strong": "first", "moderate": "second", "weak": "head"},
-        _file("weights"),
+        loss=Loss("cross_entropy"),
+        labels=TensorSpec("int64", ()),
+        batch=4,
     )
 
 
@@ -91,10 +85,6 @@ def _shapes(width: float, statistics: bool) -> list[dict[str, tuple[int, ...]]]:
 
 def _kind(name: str) -> Any:
     return "statistic" if name == SEEN else "weight"
-
-
-def _file(name: str) -> FileRef:
-    return FileRef(f"{name}.onnx", "0" * 64, 0)
 
 
 def _profile(told: str | int) -> DeviceProfile:

@@ -179,7 +179,7 @@ def test_a_parameter_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackage, match=r"embrace\[ort-training\]"):
+    with pytest.raises(MissingPackage, match=r"embrace-fl\[ort-training\]"):
         write(tmp_path)
-    with pytest.raises(MissingPackage, match=r"embrace\[ort-training\]"):
+    with pytest.raises(MissingPackage, match=r"embrace-fl\[ort-training\]"):
         OrtTrainingStep(tmp_path)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -18,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from federation.errors import InputError, MissingPackage
 from simulation.pool import ArraySpec, LocalPool, WorkerError, WorkerSpec
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = WorkerSpec(
@@ -89,7 +89,7 @@ def test_ray_is_asked_for_by_its_extra(monkeypatch):
     from simulation.ray_pool import RayPool
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingPackage, match=r"embrace\[ray\]"):
+    with pytest.raises(MissingPackage, match=r"embrace-fl\[ray\]"):
         RayPool(SPEC, 1)
 
 
@@ -133,9 +133,6 @@ def test_ctrl_c_ends_all_processes_and_says_nothing(tmp_path):
     )
     workers = {int(process.stdout.readline()) for _ in range(6)}
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes hear it
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (7, "")
-    until = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))

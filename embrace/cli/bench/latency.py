@@ -10,7 +10,7 @@ import typer
 
 from embrace.cli import show
 from embrace.cli.bench.report import (
-    Report,
+    BenchReport,
     TextTable,
     check_targets,
     deliver,
@@ -22,7 +22,7 @@ from embrace.cli.bench.report import (
 from federation.errors import InputError
 
 if TYPE_CHECKING:
-    from bench.device.latency import Bar, LatencyReport, Row
+    from bench.device.latency import LatencyBar, LatencyReport, LatencyRow
     from edge_runtime.activations import StoredType
 
 HEADS = {
@@ -108,7 +108,7 @@ def summary(found: LatencyReport) -> dict[str, Any]:
     }
 
 
-def _case(found: LatencyReport, row: Row) -> dict[str, Any]:
+def _case(found: LatencyReport, row: LatencyRow) -> dict[str, Any]:
     from bench.device.latency import PARTS, SUMS
 
     return {
@@ -129,13 +129,13 @@ def _case(found: LatencyReport, row: Row) -> dict[str, Any]:
     }
 
 
-def report_of(found: LatencyReport, plot: Path | None = None) -> Report:
+def report_of(found: LatencyReport, plot: Path | None = None) -> BenchReport:
     setting = f"batch {found.batch}, {threads_of(found.threads)}, activations stored as {found.stored_as}"
     tables = [*(_times(found, engine, setting) for engine in found.engines), _shares(found)]
     tables += [table] if (table := _phone(found)) else []
     pictures = {"milliseconds of one iteration, part by part": plot} if plot else {}
     title = f"{found.model}: one training iteration, {setting}"
-    return Report(title, tables, found.device, [*map(_bar, found.bars())], found.notes, pictures)
+    return BenchReport(title, tables, found.device, [*map(_bar, found.bars())], found.notes, pictures)
 
 
 def _times(found: LatencyReport, engine: str, setting: str) -> TextTable:
@@ -144,11 +144,11 @@ def _times(found: LatencyReport, engine: str, setting: str) -> TextTable:
     return TextTable(title, ("tier", "method", *HEADS.values()), rows, 2)
 
 
-def _names(row: Row) -> tuple[str, str, str]:
+def _names(row: LatencyRow) -> tuple[str, str, str]:
     return row.tier, row.method, row.engine
 
 
-def _cell(row: Row, part: str) -> str:
+def _cell(row: LatencyRow, part: str) -> str:
     if not any(row.series(part)):
         return "–"
     low, high = row.quartiles(part)
@@ -193,7 +193,7 @@ def _phone(found: LatencyReport) -> TextTable | None:
     return TextTable("beside the paper's phone: each device relative to its own strong row", columns, rows, 3)
 
 
-def _bar(bar: Bar) -> str:
+def _bar(bar: LatencyBar) -> str:
     words = {True: "met", False: "missed", None: "not measured"}[bar.met]
     figure = "" if bar.measured is None else f" {bar.measured:.3f},"
     return f"{bar.engine}: {bar.what}:{figure} at most {bar.limit:g}: {words}"
@@ -222,8 +222,8 @@ def draw(found: LatencyReport, file: Path) -> None:
     plot_stacks(title, names, panels, "ms (medians)", file)
 
 
-def _written(row: Row) -> str:
-    """What stands at the end of a bar: an iteration, and where layers are frozen also with them."""
+def _written(row: LatencyRow) -> str:
+    """Write the time of an iteration to the end of a bar, and the time with frozen layers where there are any."""
     iteration = milliseconds(row.median("iteration"))
     if not any(row.series("frozen_forward")):
         return iteration

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embrace.cli import show
-from embrace.cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio, threads_of
+from embrace.cli.bench.report import BenchReport, TextTable, check_targets, deliver, megabytes, ratio, threads_of
 
 if TYPE_CHECKING:
-    from bench.device.memory import MemoryReport, Row
+    from bench.device.memory import MemoryReport, MemoryRow
 
 LIMIT = 0.25  # of the weak tier relative to the strong one
 NAMES = {"torch": "PyTorch"}
@@ -77,10 +77,10 @@ def summary(found: MemoryReport) -> dict[str, Any]:
     }
 
 
-def report_of(found: MemoryReport, plot: Path | None = None) -> Report:
+def report_of(found: MemoryReport, plot: Path | None = None) -> BenchReport:
     title = f"{found.model}: memory of training at batch {found.batch}, {threads_of(found.threads)}"
     pictures = {"predicted and measured memory by tier": plot} if plot else {}
-    return Report(title, [_table(found, title)], found.device, _bars(found), found.notes, pictures)
+    return BenchReport(title, [_table(found, title)], found.device, _bars(found), found.notes, pictures)
 
 
 def _table(found: MemoryReport, title: str) -> TextTable:
@@ -121,7 +121,7 @@ def _bars(found: MemoryReport) -> list[str]:
 def draw(found: MemoryReport, file: Path) -> None:
     from bench.plots import plot_groups
 
-    shown: dict[str, Row] = {row.boundary: row for row in found.rows}
+    shown: dict[str, MemoryRow] = {row.boundary: row for row in found.rows}
     groups = [f"{name}\n({', '.join(row.tiers)})" if row.tiers else name for name, row in shown.items()]
     series: dict[str, list[float | None]] = {"predicted": [row.predicted / 1e6 for row in shown.values()]}
     for runner in found.runners:

@@ -18,7 +18,7 @@ from embrace.cli.bench.latency import draw as draw_latency
 from embrace.cli.bench.latency import report_of as latency_report
 from embrace.cli.bench.memory import draw as draw_memory
 from embrace.cli.bench.memory import report_of as memory_report
-from embrace.cli.bench.report import Report, bullets
+from embrace.cli.bench.report import BenchReport, bullets
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "latency.md"
@@ -28,11 +28,11 @@ _PICTURE = re.compile(r"\]\(images/((?:latency|memory)-[\w.-]+)\.png\)")
 
 
 def filled(text: str) -> str:
-    """The page with every block as the stored results have it."""
+    """Fill every block of the page from the stored results."""
     return _BLOCK.sub(lambda match: f"{match[1]}{_block(_report(match[2]), match[3])}\n{match[4]}", text)
 
 
-def _block(report: Report, what: str) -> str:
+def _block(report: BenchReport, what: str) -> str:
     if what == "bars":
         return bullets(report.bars)
     if what == "device":
@@ -40,7 +40,7 @@ def _block(report: Report, what: str) -> str:
     return report.tables[int(what)].markdown()
 
 
-def _report(name: str) -> Report:
+def _report(name: str) -> BenchReport:
     from bench.device.latency import LatencyReport
     from bench.device.memory import MemoryReport
 

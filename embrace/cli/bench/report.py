@@ -17,7 +17,7 @@ from federation.errors import InputError
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table before anybody decides how it looks."""
+    """A table as text, before it becomes Markdown or a table on the screen."""
 
     title: str
     columns: Sequence[str]
@@ -31,8 +31,8 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything a measurement has to say."""
+class BenchReport:
+    """The result of a measurement: tables, device, bars, notes, pictures."""
 
     title: str
     tables: Sequence[TextTable]
@@ -54,7 +54,7 @@ class Report:
             screen.print(Text(bar, style="red" if "missed" in bar else ""))
 
     def write(self, file: Path) -> None:
-        """As Markdown; pictures are referred to from where the file lies."""
+        """Write it as Markdown; pictures are referred to from where the file lies."""
         parts = [f"# {self.title}", bullets(f"{key}: {value}" for key, value in self.device.items())]
         parts += [table.markdown() for table in self.tables]
         parts += [f"![{words}]({relpath(picture, file.parent)})" for words, picture in self.pictures.items()]
@@ -66,7 +66,7 @@ class Report:
             raise InputError(f"cannot write {file}: {error.strerror}") from None
 
 
-def deliver(report: Report, out: Path | None, facts: Mapping[str, Any] | None) -> None:
+def deliver(report: BenchReport, out: Path | None, facts: Mapping[str, Any] | None) -> None:
     """Write what was measured where it is wanted: a file, and JSON or tables on the screen."""
     if out is not None:
         report.write(out)
@@ -81,7 +81,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def check_targets(plot: Path | None, out: Path | None) -> None:
-    """Minutes of measuring must not end with a folder that does not exist or a package that is not installed."""
+    """Check folders and packages before minutes of measuring."""
     for option, file in (("--plot", plot), ("--out", out)):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise InputError(f"{option} {file}: expected a file in a directory that exists")
@@ -98,7 +98,7 @@ def ratio(value: float | None) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Three digits that count."""
+    """Format milliseconds with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

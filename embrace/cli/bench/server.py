@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embrace.cli import show
-from embrace.cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio
+from embrace.cli.bench.report import BenchReport, TextTable, check_targets, deliver, megabytes, ratio
 from federation.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def server(
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """'8,32' as [8, 32]."""
+    """Parse '8,32' as [8, 32]."""
     parts = show.comma_list(text)
     if not parts or not all(part.isdecimal() and len(part) < 12 for part in parts):
         raise InputError(f"{option}: expected numbers separated by commas, got {text!r}")
@@ -90,14 +90,14 @@ def summary(found: ServerReport) -> dict[str, Any]:
     }
 
 
-def report_of(found: ServerReport, plot: Path | None = None) -> Report:
+def report_of(found: ServerReport, plot: Path | None = None) -> BenchReport:
     title = f"A round without training, {found.at_once} devices transferring at once"
     pictures = {"time of a round by server and load": plot} if plot else {}
     bars = [
         f"{bar.what}: {bar.measured:.3g}, at most {bar.limit:g}: {'met' if bar.met else 'missed'}"
         for bar in found.bars()
     ]
-    return Report(title, [_table(found, title)], found.device, bars, found.notes, pictures)
+    return BenchReport(title, [_table(found, title)], found.device, bars, found.notes, pictures)
 
 
 def _table(found: ServerReport, title: str) -> TextTable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embrace.cli import show
-from embrace.cli.bench.report import Report, TextTable, check_targets, deliver, megabytes, ratio
+from embrace.cli.bench.report import BenchReport, TextTable, check_targets, deliver, megabytes, ratio
 from federation.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def summary(found: SpeedReport) -> dict[str, Any]:
     return {"case": found.case, "device": found.device, "rows": rows, "bars": bars, "notes": found.notes}
 
 
-def report_of(found: SpeedReport, plot: Path | None = None) -> Report:
+def report_of(found: SpeedReport, plot: Path | None = None) -> BenchReport:
     case = found.case
     title = (
         f"Client-steps per second: {case['devices']} devices, {case['cohort']} per round, {case['steps']} steps of "
@@ -109,7 +109,7 @@ def report_of(found: SpeedReport, plot: Path | None = None) -> Report:
         for bar in found.bars()
     ]
     pictures = {"client-steps per second relative to a bare loop": plot} if plot else {}
-    return Report(title, [TextTable(title, columns, rows, 2)], found.device, bars, found.notes, pictures)
+    return BenchReport(title, [TextTable(title, columns, rows, 2)], found.device, bars, found.notes, pictures)
 
 
 def draw(found: SpeedReport, file: Path) -> None:

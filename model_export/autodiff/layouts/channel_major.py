@@ -134,9 +134,17 @@ def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
 
 
 def _window(node: NodeProto) -> Window:
-    begin, end = attribute(node, "pads")[:2], attribute(node, "pads")[2:]
-    names = ("size", "out", "kernel_shape", "strides", "dilations")
-    return Window(*(tuple(attribute(node, name)) for name in names), tuple(begin), tuple(end), attribute(node, "group"))
+    pads = tuple(attribute(node, "pads"))
+    return Window(
+        size=tuple(attribute(node, "size")),
+        out=tuple(attribute(node, "out")),
+        kernel=tuple(attribute(node, "kernel_shape")),
+        strides=tuple(attribute(node, "strides")),
+        dilations=tuple(attribute(node, "dilations")),
+        begin=pads[:2],
+        end=pads[2:],
+        group=attribute(node, "group"),
+    )
 
 
 @lowering("ChannelDepthwise")

@@ -12,6 +12,7 @@ without such a form needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -43,7 +44,7 @@ BINARY = {"Add", "Sub", "Mul", "Div", "Sum"}
 MOST_STEM_ROWS = 100
 
 
-class Layout:
+class ImageLayout:
     """Rewrites nodes one after the other; afterwards `nodes` and `shapes` describe the same computation."""
 
     prefix: str  # of its operators
@@ -107,7 +108,7 @@ class Layout:
             self.emit_plain(f"{self.prefix}Leave", name, self._twins[name], label, **attrs)
 
     def emit(
-        self, op_type: str, result: str, inputs: Sequence[str], source: NodeProto | None = None, **attrs: object
+        self, op_type: str, result: str, inputs: Sequence[str], source: NodeProto | None = None, **attrs: Any
     ) -> None:
         """Write a node whose result is the twin of a value."""
         twin = f"{result}.{self.prefix.lower()}"
@@ -119,7 +120,7 @@ class Layout:
         name = source.name if source is not None else f"layout/enter_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, [twin], name=name, **attrs))
 
-    def emit_plain(self, op_type: str, result: str, twin: str, name: str, **attrs: object) -> None:
+    def emit_plain(self, op_type: str, result: str, twin: str, name: str, **attrs: Any) -> None:
         """Write a node that leads out of this layout."""
         self.nodes.append(helper.make_node(op_type, [twin], [result], name=name, **attrs))
         self._plain.add(result)
@@ -135,7 +136,7 @@ def window_attributes(window: Window) -> dict[str, object]:
     return {**window.attributes(), "size": list(window.size), "out": list(window.out)}
 
 
-class PixelLayout(Layout):
+class PixelLayout(ImageLayout):
     prefix = "Pixel"
 
     def twin_shape(self, pixels: int, channels: int) -> Shape:
@@ -153,7 +154,7 @@ class PixelLayout(Layout):
         return True
 
 
-class ChannelLayout(Layout):
+class ChannelLayout(ImageLayout):
     prefix = "Channel"
 
     def twin_shape(self, pixels: int, channels: int) -> Shape:
@@ -191,8 +192,8 @@ def has_tiles(window: Window) -> bool:
     )
 
 
-def _is_stem(layout: Layout, node: NodeProto, window: Window) -> bool:
-    """The first convolution: few channels, and nobody asks for the gradient of its input."""
+def _is_stem(layout: ImageLayout, node: NodeProto, window: Window) -> bool:
+    """The first convolution: few channels, and the gradient of its input is not needed."""
     channels = int(layout.shapes[node.input[1]][1] or 0)
     rows = channels * window.kernel[0] * window.kernel[1]
     return (
@@ -200,7 +201,7 @@ def _is_stem(layout: Layout, node: NodeProto, window: Window) -> bool:
     )
 
 
-def _conv(layout: Layout, node: NodeProto) -> bool:
+def _conv(layout: ImageLayout, node: NodeProto) -> bool:
     weight = layout.shapes[node.input[1]]
     if len(weight) != 4 or node.output[0] not in layout.active:
         return False
@@ -208,7 +209,7 @@ def _conv(layout: Layout, node: NodeProto) -> bool:
     return layout.conv(node, window_of(layout, node, node.input[0], node.output[0], kernel))
 
 
-def _batch_norm(layout: Layout, node: NodeProto) -> bool:
+def _batch_norm(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]):
         return False
     twin = layout.twin(node.input[0])
@@ -220,7 +221,7 @@ def _batch_norm(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _unary(layout: Layout, node: NodeProto) -> bool:
+def _unary(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]):
         return False
     inputs = [layout.twin(node.input[0]), *node.input[1:]]
@@ -228,7 +229,7 @@ def _unary(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _binary(layout: Layout, node: NodeProto) -> bool:
+def _binary(layout: ImageLayout, node: NodeProto) -> bool:
     """Both operands are images of one size, or one is a single number."""
     images = [name for name in node.input if layout.shapes[name] == layout.shapes[node.output[0]]]
     numbers = [name for name in node.input if name in layout.constants and layout.constants[name].size == 1]
@@ -239,7 +240,7 @@ def _binary(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _max_pool(layout: Layout, node: NodeProto) -> bool:
+def _max_pool(layout: ImageLayout, node: NodeProto) -> bool:
     if not layout.has_twin(node.input[0]) or len(node.output) > 1 or not isinstance(layout, PixelLayout):
         return False
     window = window_of(layout, node, node.input[0], node.output[0], tuple(attribute(node, "kernel_shape")))
@@ -247,7 +248,7 @@ def _max_pool(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-def _global_average(layout: Layout, node: NodeProto) -> bool:
+def _global_average(layout: ImageLayout, node: NodeProto) -> bool:
     """The mean over all pixels; also written as ReduceMean over height and width."""
     if not layout.has_twin(node.input[0]):
         return False
@@ -259,7 +260,7 @@ def _global_average(layout: Layout, node: NodeProto) -> bool:
     return True
 
 
-FORMS: Mapping[str, Callable[[Layout, NodeProto], bool]] = {
+FORMS: Mapping[str, Callable[[ImageLayout, NodeProto], bool]] = {
     "Conv": _conv,
     "BatchNormalization": _batch_norm,
     "MaxPool": _max_pool,
@@ -277,7 +278,7 @@ def choose_layout(
     shapes: Mapping[str, Shape],
     constants: Mapping[str, np.ndarray],
     active: set[str],
-) -> Layout:
+) -> ImageLayout:
     """The same computation with images held in the faster order; `given` and `result` stay as they are."""
     uses: dict[str, int] = {result: 1}
     for node in nodes:

@@ -136,7 +136,8 @@ def _pads(node: NodeProto) -> Size:
 def _strided_rows(size: Size, out: Size, stride: int) -> np.ndarray:
     """Rows of the source that a 1x1 kernel with a stride meets, in the target's order."""
     h, w = np.divmod(pixel_order(out), out[1])
-    return row_of_pixel(size)[h * stride * size[1] + w * stride]
+    met: np.ndarray = row_of_pixel(size)[h * stride * size[1] + w * stride]
+    return met
 
 
 @rule("PixelConv")
@@ -345,4 +346,4 @@ def _windows_of_rows(node: NodeProto, size: Size, out: Size, count: int) -> np.n
         if row < len(found):
             found[row].append(place)
     depth = max(map(len, found))
-    return np.array([[*places, *[count] * (depth - len(places))] for places in found], np.int64).T
+    return np.transpose(np.array([[*places, *[count] * (depth - len(places))] for places in found], np.int64))

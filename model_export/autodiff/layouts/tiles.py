@@ -105,7 +105,8 @@ class TilePlan:
     def gathered(self) -> np.ndarray:
         """Source row of every element of every tile."""
         inner = self.bilinear.tile.shape[1]
-        return row_of_pixel(self.source)[self._grid(inner, self.step, self.offset, self.source, np.arange(inner))]
+        grid = self._grid(inner, self.step, self.offset, self.source, np.arange(inner))
+        return np.take(row_of_pixel(self.source), grid)
 
     @cached_property
     def produced(self) -> np.ndarray:
@@ -114,7 +115,7 @@ class TilePlan:
 
     @property
     def inverse(self) -> np.ndarray:
-        return self.bilinear.inverse[self.rows]
+        return np.take(self.bilinear.inverse, self.rows, 0)
 
     @property
     def kernel(self) -> np.ndarray:

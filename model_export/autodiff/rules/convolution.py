@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from onnx import NodeProto
@@ -13,7 +14,7 @@ from model_export.autodiff.engine import Context
 from model_export.autodiff.registry import Gradients, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
-from model_export.graph import attribute, module_of
+from model_export.graph import Shape, attribute, module_of
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,15 @@ class Window:
         return [n - r for n, r in zip(self.size, reach, strict=True)]
 
 
-def window_of(context: Context, node: NodeProto, wide: str, narrow: str, kernel: tuple[int, ...]) -> Window:
+class Shapes(Protocol):
+    """Knows the shape of every value: a Context, or a ImageLayout that is being written."""
+
+    def shape(self, name: str) -> Shape: ...
+
+
+def window_of(shapes: Shapes, node: NodeProto, wide: str, narrow: str, kernel: tuple[int, ...]) -> Window:
     """The window of a convolution-like node from value `wide` to value `narrow`."""
-    size, out = context.shape(wide)[2:], context.shape(narrow)[2:]
-    if None in size or None in out:
-        raise ExportError(f"node {node.name!r} (module {module_of(node)!r}): the image size is known only at run time")
+    size, out = _image(shapes, wide, node), _image(shapes, narrow, node)
     rank = len(size)
     strides = tuple(attribute(node, "strides", [1] * rank))
     dilations = tuple(attribute(node, "dilations", [1] * rank))
@@ -76,8 +81,8 @@ def window_of(context: Context, node: NodeProto, wide: str, narrow: str, kernel:
         large = [t - t // 2 for t in total]
         pads = [*small, *large] if mode == "SAME_UPPER" else [*large, *small]
     return Window(
-        size=tuple(int(n) for n in size if n is not None),
-        out=tuple(int(n) for n in out if n is not None),
+        size=size,
+        out=out,
         kernel=kernel,
         strides=strides,
         dilations=dilations,
@@ -85,6 +90,14 @@ def window_of(context: Context, node: NodeProto, wide: str, narrow: str, kernel:
         end=tuple(pads[rank:]),
         group=int(attribute(node, "group", 1)),
     )
+
+
+def _image(shapes: Shapes, name: str, node: NodeProto) -> tuple[int, ...]:
+    sizes = shapes.shape(name)[2:]
+    known = tuple(int(n) for n in sizes if n is not None)
+    if len(known) != len(sizes):
+        raise ExportError(f"node {node.name!r} (module {module_of(node)!r}): the image size is known only at run time")
+    return known
 
 
 def taps(context: Context, x: str, window: Window) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto
 
 from model_export.autodiff.engine import Context
@@ -74,9 +75,10 @@ def _mix(context: Context, value: str) -> str:
 def _columns(context: Context, name: str) -> str:
     """The size of the last axis."""
     shape = context.shape(name)
-    if shape and shape[-1] is None:
+    last = shape[-1] if shape else 1
+    if last is None:
         return context.op("Squeeze", context.op("Shape", name, start=-1), [0])
-    return context.constant(shape[-1] if shape else 1)
+    return context.constant(last)
 
 
 def _count(context: Context, number: str) -> str:
@@ -106,12 +108,13 @@ def reference_mask(seed: int, number: int, shape: tuple[int, ...], rate: float) 
     columns = shape[-1] if shape else 1
     rows = math.prod(shape) // columns
 
-    def mix(h: np.ndarray) -> np.ndarray:
+    def mix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
         h = h * np.uint32(_A)
         h ^= h >> np.uint32(15)
         h = h * np.uint32(_B)
         h ^= h >> np.uint32(13)
-        return h * np.uint32(_A)
+        h = h * np.uint32(_A)
+        return h
 
     start = mix(np.array([(seed + number * _C) & 0xFFFFFFFF], np.uint32))
     other = mix(~start)
@@ -121,4 +124,4 @@ def reference_mask(seed: int, number: int, shape: tuple[int, ...], rate: float) 
     both ^= both >> np.uint32(15)
     both = (both * np.uint32(_B)).view(np.int32)
     mask = np.where(both < threshold(rate), np.float32(0.0), np.float32(1.0 / (1.0 - rate)))
-    return mask.astype(np.float32).reshape(shape)
+    return np.asarray(mask, np.float32).reshape(shape)

@@ -16,7 +16,7 @@ from model_export.autodiff.rules.convolution import Window, taps, window_of
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.autodiff.rules.shaping import fold_axis
 from model_export.errors import ExportError
-from model_export.graph import attribute, attributes, make_model, module_of, serialise, tensor_info
+from model_export.graph import Shape, attribute, attributes, make_model, module_of, serialise, tensor_info
 
 LOWEST = float(np.finfo(np.float32).min)
 
@@ -183,7 +183,7 @@ def resize(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     return [value, *[None] * (len(node.input) - 1)]
 
 
-def _sum_blocks(context: Context, value: str, small: tuple, large: tuple, axis: int, blocks: int) -> str:
+def _sum_blocks(context: Context, value: str, small: Shape, large: Shape, axis: int, blocks: int) -> str:
     """Repeated elements add up. Axes before `axis` have their small size already."""
     done = [*small[: axis + 1], blocks, *large[axis + 1 :]]
     apart = context.op("Reshape", value, np.array([-1 if n is None else n for n in done], np.int64))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -285,7 +286,7 @@ def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
 
 def _through_direction(
     context: Context, node: NodeProto, d: Direction, upstream: Sequence[str | None], hidden: int, count: int
-) -> dict:
+) -> dict[str, Any]:
     dy, dh, dc = upstream
     zeros = context.op("Mul", d.first_hidden, 0.0)
     starts = [_pick(context, value, d.index, count) if value else zeros for value in (dh, dc)[: _states(node)]]
@@ -310,7 +311,7 @@ def _through_direction(
 
 def _weight_gradients(
     context: Context, node: NodeProto, d: Direction, dz: str, dz_h: str, before_h: str, hidden: int
-) -> dict:
+) -> dict[str, Any]:
     """All steps at once: three products of large matrices."""
     gates, width = GATES[node.op_type] * hidden, int(context.shape(node.input[0])[2] or 0)
 

@@ -38,7 +38,7 @@ def concat(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
 
 @rule("Split")
 def split(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
-    """Outputs that nobody used count as zero."""
+    """Outputs without a reader count as zero."""
     axis = int(attribute(node, "axis", 0))
     parts = [
         value if value is not None else context.op("Mul", name, 0.0)

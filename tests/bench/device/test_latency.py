@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bench.device import latency
-from bench.device.latency import LatencyReport, Row, compare_with_phone
+from bench.device.latency import LatencyReport, LatencyRow, compare_with_phone
 from bench.device.subject import is_bundle
 from edge_runtime.measure import Case, Measurement
 from federation.errors import OutOfMemory
@@ -29,13 +29,13 @@ def measured(scale: float = 1.0, frozen: bool = False, **changes: object) -> Mea
     return replace(run, **changes)
 
 
-def report(*rows: Row, model: str = "resnet20") -> LatencyReport:
+def report(*rows: LatencyRow, model: str = "resnet20") -> LatencyReport:
     return LatencyReport(model, 32, 1, 3, "float32", {}, list(rows), [])
 
 
-STRONG = Row("whole model", "strong", "resnet20", "stem", "portable", [measured()])
-WEAK = Row("EmbracingFL", "weak", "resnet20", "layer3.0", "portable", [measured(0.1, frozen=True)])
-NARROW = Row("width reduction", "weak", "resnet20@0.2", "stem", "portable", [measured(0.5)])
+STRONG = LatencyRow("whole model", "strong", "resnet20", "stem", "portable", [measured()])
+WEAK = LatencyRow("EmbracingFL", "weak", "resnet20", "layer3.0", "portable", [measured(0.1, frozen=True)])
+NARROW = LatencyRow("width reduction", "weak", "resnet20@0.2", "stem", "portable", [measured(0.5)])
 
 
 def test_parts_add_up():

@@ -15,7 +15,7 @@ from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
 from bench.papers.report import markdown, means, report
 from bench.papers.runner import Workplace, reproduce
-from bench.papers.table import Claim, Column, Row, Setting, Table, above
+from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
 from federation.errors import InputError
 from federation.job import plan_from
 from simulation.partitioners import make_partitioner
@@ -48,7 +48,7 @@ def test_measures_of_a_run(tmp_path):
 
 
 def one_row_table(rates=(), job=JOB, **other):
-    rows = [Row("here", "digits", job, {"accuracy %": 80.45}, **other), Row("there", "digits", job, **other)]
+    rows = [PaperRow("here", "digits", job, {"accuracy %": 80.45}, **other), PaperRow("there", "digits", job, **other)]
     setting = Setting("in words", rows, rates, 0.5)
     columns = (Column("accuracy %", final_accuracy), Column("cost %", lambda run: 10.0, relative=True))
     return Table(

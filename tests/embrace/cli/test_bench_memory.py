@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from bench.device.memory import MemoryReport, Row, bench_memory
+from bench.device.memory import MemoryReport, MemoryRow, bench_memory
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.measure import Measurement
 from federation.capacity import predicted_memory
@@ -100,7 +100,7 @@ def test_the_process_in_the_middle_counts(digits: Path, monkeypatch: pytest.Monk
 
 
 def test_without_the_strong_row_there_is_nothing_to_compare_with() -> None:
-    row = Row("dense", ["weak"], "portable", 10, 0.1, {}, {"anonymous": 20}, {"anonymous": 30}, [20])
+    row = MemoryRow("dense", ["weak"], "portable", 10, 0.1, {}, {"anonymous": 20}, {"anonymous": 30}, [20])
     found = MemoryReport("digits", 32, 1, {}, [row], [])
     assert (found.training_ratio(row), found.round_ratio(row), found.predicted_ratio(row)) == (None, None, None)
     assert found.to_torch(row) is None

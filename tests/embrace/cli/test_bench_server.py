@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 from matplotlib.image import imread
 
-from bench.server.flower import Found
+from bench.flower.server import Found
 from bench.server.measure import bench_server
-from bench.server.report import Row, ServerReport
+from bench.server.report import ServerReport, ServerRow
 from embrace.cli.bench.server import report_of, summary
 
 
@@ -57,9 +57,9 @@ def test_report_and_picture(measured: dict[str, Any]) -> None:
 
 def test_bars_say_what_is_met() -> None:
     rows = [
-        Row("baseline", 8, 1000, [1.0, 2.0, 9.0], [0.5], 1000, 9000),
-        Row("embrace", 8, 1000, [5.0], [1.0], 1000, 21_000),
-        Row("flower", 8, 1000, [50.0], [20.0], None, None),
+        ServerRow("baseline", 8, 1000, [1.0, 2.0, 9.0], [0.5], 1000, 9000),
+        ServerRow("embrace", 8, 1000, [5.0], [1.0], 1000, 21_000),
+        ServerRow("flower", 8, 1000, [50.0], [20.0], None, None),
     ]
     found = ServerReport(64, {}, rows, [])
     assert [(bar.measured, bar.met) for bar in found.bars()] == [(2.5, True), (5.0, False), (0.05, True), (0.1, False)]
@@ -80,13 +80,13 @@ def test_a_disk_that_is_too_small_is_refused(embrace: Any, tmp_path: Path, monke
 
 
 def test_flower_is_measured_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("bench.server.measure", "bench.server.flower"):
+    for module in ("bench.server.measure", "bench.flower_python"):
         monkeypatch.setattr(f"{module}.flower_version", lambda python: "1.41")
-    monkeypatch.setattr("bench.server.measure.run_flower", lambda *_: Found([9.0], [3.0], 10, 50))
+    monkeypatch.setattr("bench.flower.server.run_flower", lambda *_: Found([9.0], [3.0], 10, 50))
     found = bench_server([1], [10], folder=tmp_path, flower_python=tmp_path)
     assert [row.server for row in found.rows] == ["baseline", "embrace", "flower"]
     assert found.device["flwr"] == "1.41" and found.notes == []
-    assert found.rows[2] == Row("flower", 1, 10, [9.0], [3.0], 10, 50)
+    assert found.rows[2] == ServerRow("flower", 1, 10, [9.0], [3.0], 10, 50)
 
 
 @pytest.mark.parametrize(

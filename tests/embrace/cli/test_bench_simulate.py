@@ -14,15 +14,16 @@ pytest.importorskip("torch")
 
 from bench.processes import family, family_cpu, family_memory
 from bench.simulation.meter import Meter
-from bench.simulation.speed import Row, SpeedReport
+from bench.simulation.speed import SpeedReport, SpeedRow
 from embrace.cli.bench import bench
 from embrace.cli.bench.simulate import report_of, summary
+from tests.waiting import wait_until
 
 CASE = {"devices": 8, "cohort": 4, "steps": 2, "batch": 4, "workers": 2}
 
 
-def row(contestant: str, seconds: float, memory: int = 100, model: str = "mnist_lr") -> Row:
-    return Row(contestant, model, [seconds, seconds, 99.0], [seconds], memory, [2.3], 8)
+def row(contestant: str, seconds: float, memory: int = 100, model: str = "mnist_lr") -> SpeedRow:
+    return SpeedRow(contestant, model, [seconds, seconds, 99.0], [seconds], memory, [2.3], 8)
 
 
 def test_a_small_case_is_measured(tmp_path):
@@ -84,9 +85,7 @@ def test_the_first_round_counts_for_memory_and_the_others_for_time():
     meter.round()
     before = family_memory(os.getpid())
     large = np.ones(300_000_000, np.uint8)
-    until = time.monotonic() + 30
-    while meter._watch.most < before + 200_000_000 and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: meter._watch.most >= before + 200_000_000)
     del large
     for _ in range(2):
         meter.round()

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.embrace.cli.conftest import heed_interruptions
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
@@ -64,7 +64,7 @@ class Demo:
 
     def end(self) -> tuple[int, str, str]:
         assert self.process is not None
-        out, err = self.process.communicate(timeout=100)
+        out, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, out, err
 
     @property
@@ -78,14 +78,7 @@ class Demo:
         return {int(n): Path(f"/proc/{n}/cmdline").read_text().replace("\0", " ") for n in numbers}
 
     def wait_for_a_report(self, name: str) -> None:
-        until(lambda: any(file.stat().st_size for file in self.temporary.glob(f"*/{name}.out")))
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        wait_until(lambda: any(file.stat().st_size for file in self.temporary.glob(f"*/{name}.out")))
 
 
 def is_running(pid: int) -> bool:
@@ -101,7 +94,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.process.terminate()  # it ends its children
-        made.process.communicate(timeout=30)
+        made.process.communicate(timeout=PATIENCE)
 
 
 def test_a_fleet_learns_together_without_torch(demo: Demo) -> None:

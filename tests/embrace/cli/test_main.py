@@ -56,7 +56,7 @@ def test_a_missing_optional_package_names_its_extra(
 ) -> None:
     missing = ModuleNotFoundError(f"No module named '{module}'", name=module)
     assert run(monkeypatch, fails_with(missing)) == 3
-    assert f"pip install 'embrace[{extra}]'" in capsys.readouterr().err
+    assert f"pip install 'embrace-fl[{extra}]'" in capsys.readouterr().err
 
 
 def test_any_other_missing_module_is_a_bug_and_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:

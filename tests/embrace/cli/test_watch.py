@@ -22,6 +22,7 @@ from embrace.cli.watch import Watched, note_of, rounds_table
 from tests.embrace.cli.conftest import Embrace
 from tests.live_server import live_server, next_task, zero_update
 from tests.stock_python import ROOT
+from tests.waiting import PATIENCE, wait_until
 
 SEAT = {"number": 0, "member": {"device": "d0", "boundary": "conv1", "trains": 5}, "state": "leased", "holders": ["d0"]}
 
@@ -33,7 +34,7 @@ def event(kind: str, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (event("WarnLayerUncovered", round=3, layers=["conv1", "conv2"]), "round 3: nobody trains conv1, conv2"),
+        (event("WarnLayerUncovered", round=3, layers=["conv1", "conv2"]), "round 3: no device trains conv1, conv2"),
         (
             event("TaskFailed", task="1f2e-4-0-1", device="d0", reason="out_of_memory", message="12 MB are not enough"),
             "round 4: kitchen-pi gave up, out_of_memory: 12 MB are not enough",
@@ -153,7 +154,7 @@ def test_lines_for_a_pipe(embrace: Embrace, tmp_path: Path) -> None:
         work(server.enrol("weakling", tier="weak"), 2, layer=1)
         answer = embrace("job", "watch", job, "--server", server.url, "--token", server.admin)
     lines = answer.out.splitlines()
-    assert answer.code == 0 and "round 0: nobody trains first" in lines and lines[-1] == "done, version 2"
+    assert answer.code == 0 and "round 0: no device trains first" in lines and lines[-1] == "done, version 2"
     assert "round 1: 1 updates, training loss 1.5000, 236 B received" in lines
 
 
@@ -198,7 +199,7 @@ def test_the_live_view_outlives_the_coordinator(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            _until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+            wait_until(lambda: _is_ready(server.url))
             work(device, 1)
             assert screen.end() == 0 and "2 of 2 rounds" in screen.text
         finally:
@@ -207,15 +208,11 @@ def test_the_live_view_outlives_the_coordinator(tmp_path: Path) -> None:
             again.wait()
 
 
-def _until(ready: Any) -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if ready():
-                return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise AssertionError("it never came")
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 class Screen:
@@ -248,13 +245,11 @@ class Screen:
                 return
 
     def wait_for(self, text: str) -> None:
-        until = time.monotonic() + 60
-        while text not in self.text:
-            assert time.monotonic() < until and self.process.poll() is None, self.text[-3000:]
-            time.sleep(0.05)
+        wait_until(lambda: text in self.text or self.process.poll() is not None, lambda: self.text[-3000:])
+        assert text in self.text, self.text[-3000:]
 
     def end(self) -> int:
-        code = self.process.wait(60)
-        self._reader.join(10)
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         os.close(self._mine)
         return code

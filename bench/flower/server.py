@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from federation.errors import EmbraceError
+from bench.flower_python import FlowerMissing
 
 LIMIT = 300.0  # seconds for everything
 MOST_DEVICES = 32  # every one of them is a process of 100 MB
@@ -107,10 +107,6 @@ def main(grid, context):
 """
 
 
-class FlowerMissing(EmbraceError):
-    """Flower cannot be measured here; the message says why."""
-
-
 @dataclass(frozen=True)
 class Found:
     """What was measured; lists have an entry per round."""
@@ -121,32 +117,8 @@ class Found:
     peak: int | None
 
 
-def flower_version(python: Path | None) -> str:
-    """The version of flwr that an interpreter has."""
-    if python is None:
-        raise FlowerMissing("install flwr in an environment of its own and give --flower-python ITS/bin/python")
-    program = "from importlib.metadata import version; print(version('flwr'))"
-    try:
-        done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise FlowerMissing(f"{python} does not run: {error}") from None
-    if done.returncode:
-        raise FlowerMissing(f"{python} has no package flwr")
-    return done.stdout.strip()
-
-
-def has_flower(python: Path | None, notes: list[str]) -> bool:
-    """Whether Flower can be compared with; if not, a note says why."""
-    try:
-        flower_version(python)
-    except FlowerMissing as error:
-        notes.append(f"Flower is not compared with: {error}")
-        return False
-    return True
-
-
 def run_flower(python: Path, folder: Path, devices: int, parameters: int, rounds: int) -> Found:
-    """Rounds of Flower, its processes started and ended here."""
+    """Run rounds of Flower; start and end its processes."""
     if devices > MOST_DEVICES:
         raise FlowerMissing(f"not run with more than {MOST_DEVICES} devices, because each is a process of 100 MB")
     host, (port, *ports) = "127.0.0.1", map(str, _free_ports(1 + devices))

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from bench.server.flower import FlowerMissing
+from bench.flower_python import FlowerMissing
 
 LIMIT = 1800.0  # seconds for everything
 PROGRAM = """
