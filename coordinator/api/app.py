@@ -15,7 +15,7 @@ from coordinator.api import admin_routes, device_routes, metrics, openapi, part_
 from coordinator.api.direct import Direct
 from coordinator.api.documents import Health
 from coordinator.api.limits import Bounded, ClientLimits, buckets
-from coordinator.batching import Together
+from coordinator.batching import Batched
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from coordinator.service import PRESENCE, Coordinator
@@ -49,7 +49,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
         lifespan=lifespan,
     )
     app.state.coordinator, app.state.registry = coordinator, registry
-    app.state.next_task, app.state.accept = Together(coordinator.next_tasks), Together(coordinator.accept_all)
+    app.state.next_task, app.state.accept = Batched(coordinator.next_tasks), Batched(coordinator.accept_all)
     app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()
     problems.install(app)
     for router in (device_routes.router, part_routes.router, admin_routes.router, table_routes.router):

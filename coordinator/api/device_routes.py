@@ -62,13 +62,13 @@ async def next_task(
     """
     offer, until = None, time.monotonic() + wait
     while True:
-        rings = service.bell.rings
+        count = service.notifier.count
         offer = await request.app.state.next_task(device)
         rest = until - time.monotonic()
         if offer is not None or rest <= 0 or service.leaving:
             break
         _give_way(request)
-        await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
+        await service.notifier.wait(count, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
         if await request.is_disconnected():
             break
     if offer is None:
