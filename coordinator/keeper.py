@@ -23,7 +23,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregate import first_state, forget_versions
-from coordinator.body_check import Examination
+from coordinator.body_check import read_body
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
@@ -373,9 +373,7 @@ class JobKeeper(Views):
         """What is known about a body, from the body itself."""
         assert runner.round is not None
         decoder, _ = runner.summing.decoder(runner.round.slots[row.slot].member.boundary, row.round)
-        examination = Examination(decoder)
-        examination.read(self._body(row))
-        return examination.finish()[0]
+        return read_body(self._body(row), decoder)[0]
 
 
 def _remove(files: list[Path]) -> None:

@@ -110,9 +110,9 @@ def test_a_crowd_that_waits_does_not_keep_others_from_being_served(
         for thread in threads:
             thread.start()
         until = time.monotonic() + 30
-        while len(site.server.coordinator.bell._waiting) < 60 and time.monotonic() < until:
+        while len(site.server.coordinator.notifier._waiting) < 60 and time.monotonic() < until:
             time.sleep(0.02)
-        assert len(site.server.coordinator.bell._waiting) == 60
+        assert len(site.server.coordinator.notifier._waiting) == 60
         with site.http(site.admin) as admin:
             admin.get("/v1/jobs", timeout=10).raise_for_status()
             plan = {"bundle": "x", "participate": {"min_available": 61}}
