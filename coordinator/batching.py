@@ -1,6 +1,6 @@
-"""Calls that come while one is under way wait and are made together: one transaction and one wait for the disk for all.
+"""Share one call among many callers: one transaction and one wait for the disk for all of them.
 
-Nobody waits longer for it: a single caller is served at once, and the more there are, the more share the price.
+Calls that come while one is under way wait for it and are made together. A single caller is served at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 MOST = 64  # at a time: the first does not wait for the work of hundreds
 
 
-class Together(Generic[Item, Answer]):
+class Batched(Generic[Item, Answer]):
     """A function of many as a coroutine of one. For each item it answers with a result, or with an error to raise."""
 
     def __init__(self, function: Callable[[Sequence[Item]], Sequence[Answer | Exception]]) -> None:
@@ -41,7 +41,7 @@ class Together(Generic[Item, Answer]):
                 except Exception as error:
                     answers = [error] * len(taken)
                 for (_, future), answer in zip(taken, answers):
-                    if future.done():  # whoever asked has gone
+                    if future.done():  # the caller has gone
                         continue
                     if isinstance(answer, Exception):
                         future.set_exception(answer)

@@ -1,7 +1,7 @@
-"""What a body is: its contents are checked and hashed, as it comes or once it is there.
+"""Check and hash the body of an update once it is on the disk.
 
-Small bodies are looked at piece by piece while they come: to involve another thread would take longer than the work. A
-large one is written first and then read by a thread beside the event loop, which goes on with the next.
+A small body is checked at once: to involve another thread would take longer than the work. A large one is checked by a
+thread beside the event loop, which goes on with other requests. Until then a body takes no memory of ours.
 """
 
 from __future__ import annotations
@@ -16,32 +16,24 @@ from federation.wire import CheckedUpdate, UpdateDecoder
 
 LARGE = 4 << 20  # bytes
 READ = 1 << 18  # bytes at once
-_threads = ThreadPoolExecutor(2, "examine")
+_threads = ThreadPoolExecutor(2, "body-check")
 _own = threading.local()  # the buffer of a thread
 
 
-class Examination:
-    """Of one body."""
+def read_body(path: Path, decoder: UpdateDecoder) -> tuple[CheckedUpdate, bytes]:
+    """Return what is known about a body and its sha256; WireError if it is not what it has to be."""
+    if not hasattr(_own, "buffer"):
+        _own.buffer = memoryview(bytearray(READ))
+    sha256 = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(_own.buffer):
+            decoder.feed(_own.buffer[:count])
+            sha256.update(_own.buffer[:count])
+    return decoder.finish(), sha256.digest()
 
-    def __init__(self, decoder: UpdateDecoder) -> None:
-        self._decoder = decoder
-        self._sha256 = hashlib.sha256()
 
-    def feed(self, piece: memoryview) -> None:
-        self._decoder.feed(piece)
-        self._sha256.update(piece)
-
-    def read(self, body: Path) -> None:
-        """All of it from a file."""
-        if not hasattr(_own, "buffer"):
-            _own.buffer = memoryview(bytearray(READ))
-        with body.open("rb", buffering=0) as file:
-            while count := file.readinto(_own.buffer):
-                self.feed(_own.buffer[:count])
-
-    async def read_beside(self, body: Path) -> None:
-        await asyncio.get_running_loop().run_in_executor(_threads, self.read, body)
-
-    def finish(self) -> tuple[CheckedUpdate, bytes]:
-        """What is known about it, and its sha256; WireError if it is not what it has to be."""
-        return self._decoder.finish(), self._sha256.digest()
+async def check_body(path: Path, decoder: UpdateDecoder) -> tuple[CheckedUpdate, bytes]:
+    """Do the same without keeping the event loop from other work for long."""
+    if path.stat().st_size <= LARGE:
+        return read_body(path, decoder)
+    return await asyncio.get_running_loop().run_in_executor(_threads, read_body, path, decoder)

@@ -23,12 +23,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregate import first_state, forget_versions
-from coordinator.body_check import Examination
+from coordinator.body_check import read_body
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
 from coordinator.evaluation import Evaluation, Evaluations
 from coordinator.job_runner import JobRunner
-from coordinator.notifier import Bell
+from coordinator.notifier import Notifier
 from coordinator.store.database import Sessions
 from coordinator.store.files import Files
 from coordinator.store.schema import DeviceRow, EventRow, JobRow, MetricRow, RoundRow, UpdateRow
@@ -63,7 +63,7 @@ class JobKeeper(Views):
         self.clock = clock
         self._reached = reached
         self._lock = threading.RLock()
-        self.bell = Bell()  # rings when there may be something to do for devices that had nothing
+        self.notifier = Notifier()  # notifies when there may be something to do for devices that had nothing
         self._then: list[Callable[[], None]] = []  # once the transaction that is open is recorded
         self._runners: dict[str, JobRunner] = {}
         self.shut_out: set[str] = set()  # devices that were revoked since the process started
@@ -94,7 +94,7 @@ class JobKeeper(Views):
     def release(self) -> None:
         """Send everybody home who waits for a task: the process is about to end. Updates still arrive."""
         self.leaving = True
-        self.bell.ring()
+        self.notifier.notify()
 
     def stop(self) -> None:
         """Finish what is being folded, then rest."""
@@ -141,7 +141,7 @@ class JobKeeper(Views):
             runner.note("JobCreated", {"name": row.name}, now)
             runner.save(session)
             self._then.append(lambda: self._runners.update({job: runner}))
-        self.bell.ring()
+        self.notifier.notify()
 
     def is_over(self, job: str) -> bool:
         """Also its last version is scored, if that is wanted."""
@@ -168,7 +168,7 @@ class JobKeeper(Views):
                 self._advance(session, runner, rounds.Resumed(max(0.0, now - paused)))
             if state == "stopped":
                 self._advance(session, runner, rounds.Stop())
-            self._then.append(self.bell.ring)
+            self._then.append(self.notifier.notify)
 
     def tick(self) -> None:
         """Let time pass: leases run out, deadlines come, what could not be written is tried again. Never fails."""
@@ -219,7 +219,7 @@ class JobKeeper(Views):
         assert before is not None and runner.round is not None
         freed = any(isinstance(effect, rounds.WaitForDevices) for effect in effects)
         if runner.round.state == "collecting" and (freed or before.state == "selecting"):
-            self._then.append(self.bell.ring)
+            self._then.append(self.notifier.notify)
         return effects
 
     def _labour(self) -> None:
@@ -293,7 +293,7 @@ class JobKeeper(Views):
             else:
                 runner.open(session, number + 1, self._now(runner))
                 self._then.append(partial(runner.summing.go_on, facts))
-            self._then.append(self.bell.ring)
+            self._then.append(self.notifier.notify)
             self._then.append(partial(self._reached, "after-commit"))
             self._then.append(partial(self._evaluate, job, job.version, runner.plan.evaluate))
         try:  # what follows can fail without harm
@@ -374,9 +374,7 @@ class JobKeeper(Views):
         """What is known about a body, from the body itself."""
         assert runner.round is not None
         decoder, _ = runner.summing.decoder(runner.round.slots[row.slot].member.boundary, row.round)
-        examination = Examination(decoder)
-        examination.read(self._body(row))
-        return examination.finish()[0]
+        return read_body(self._body(row), decoder)[0]
 
 
 def _remove(files: list[Path]) -> None:

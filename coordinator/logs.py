@@ -1,4 +1,4 @@
-"""One line of JSON per event. Tokens never come here: neither headers nor query strings nor bodies are logged."""
+"""Log one line of JSON per event. Tokens never appear: no header, query string or body is logged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.credentials import new_id
-from coordinator.http import INFLOW
-from coordinator.inflow import Inflow
 
 log = logging.getLogger("embrace.access")
 REQUEST_ID = b"x-request-id"
@@ -24,7 +22,7 @@ Observe = Callable[[str, str, int, float, int], None]  # method, route, status, 
 
 
 class JsonLines(logging.Formatter):
-    """What was said, by whom, when, during which request, and whatever was given as `extra={"facts": {...}}`."""
+    """Format a record with its time, logger, request, and what was given as `extra={"facts": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -42,8 +40,8 @@ class JsonLines(logging.Formatter):
 
 
 def configure_logging(level: str) -> None:
-    """To standard error; uvicorn's own loggers go the same way."""
-    # Nobody reads these facts of a record, and collecting them takes as long as writing the line.
+    """Log to standard error, uvicorn's own messages too."""
+    # JsonLines does not use these facts of a record, and collecting them takes as long as writing the line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -86,8 +84,6 @@ class AccessLog:
             await self._app(scope, receiving, sending)
         finally:
             seconds = time.perf_counter() - began
-            inflow: Inflow | None = scope.get("extensions", {}).get(INFLOW)
-            received = received if inflow is None else inflow.received
             self._observe(scope["method"], _route(scope), status, seconds, received)
             facts = {
                 "method": scope["method"],
@@ -102,5 +98,5 @@ class AccessLog:
 
 
 def _route(scope: Scope) -> str:
-    """The route as it is written in the program, so that a path nobody knows makes no new name."""
+    """Name the route as it is written in the program, so that an unknown path makes no new name."""
     return getattr(scope.get("route"), "path", "(none)")

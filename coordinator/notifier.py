@@ -1,4 +1,4 @@
-"""A bell: any thread rings it, every coroutine that waits hears it. Waiting takes no thread."""
+"""Wake coroutines from any thread. Waiting takes no thread."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import asyncio
 import threading
 
 
-class Bell:
-    """Rings are counted, so that whoever looked before it began to wait misses none."""
+class Notifier:
+    """Notifications are counted, so that a coroutine that looked before it began to wait misses none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
-        self.rings = 0
+        self.count = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
+        """Wake every coroutine that waits."""
         with self._lock:
-            self.rings += 1
+            self.count += 1
             waiting, self._waiting = self._waiting, set()
         for loop, future in waiting:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, future)
 
-    async def heard(self, since: int, seconds: float) -> None:
-        """Until there were more rings than `since`, or so many seconds have passed."""
+    async def wait(self, since: int, seconds: float) -> None:
+        """Wait until there were more notifications than `since`, or so many seconds have passed."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            if self.rings != since:
+            if self.count != since:
                 return
             self._waiting.add((loop, future))
         try:

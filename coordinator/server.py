@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
-from coordinator.http import PatientProtocol
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.service import Coordinator
@@ -32,6 +32,9 @@ from federation.errors import InputError
 from federation.round_sums import Reached
 
 log = logging.getLogger("embrace.server")
+BUFFER = 1 << 16  # bytes
+TICKS = 10  # of uvicorn's: a second
+GOODBYE = 2.0  # seconds for a client to answer that TLS ends
 LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
 WANTED_FILES = 65_536  # open ones: every upload has a socket and a file
 
@@ -61,22 +64,18 @@ class Server:
         url = self._url(bound)
         log.info("listening", extra={"facts": {"url": url, **asdict(without_secrets(self.settings))}})
         if is_exposed(self.settings):
-            log.warning("without TLS: whoever is on the way between a device and this address can read its token")
+            log.warning("without TLS: machines between a device and this address can read the device's token")
         listening(url)
-        gc.freeze()  # what is there now stays: nobody has to look through it again and again
+        gc.freeze()  # what is there now stays: the collector need not look through it again and again
         with _quiet_signals():
-            _Uvicorn(config, self._leave).run(sockets=[bound])
+            _Uvicorn(config, self.settings.slow_client, self.coordinator.release).run(sockets=[bound])
         log.info("ended")
-
-    def _leave(self) -> None:
-        self.app.state.leaving.set()
-        self.coordinator.release()
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
         config = uvicorn.Config(
             self.app,
-            http=cast(type[asyncio.Protocol], PatientProtocol),
+            http=_Protocol,
             ws="none",
             loop="asyncio",
             h11_max_incomplete_event_size=HEADER_BYTES,
@@ -103,9 +102,10 @@ class Server:
             bound = socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
             raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        # asyncio sets this only for sockets made with proto=IPPROTO_TCP; without it every small answer takes 40 ms.
+        # Connections inherit both. asyncio sets the first only for sockets made with proto=IPPROTO_TCP; without it a
+        # small answer takes 40 ms. The second cuts off a client that takes nothing of its answer for so long.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever takes nothing of its answer for so long is cut off
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
             seconds = max(1.0, self.settings.slow_client)
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
         return bound
@@ -116,16 +116,63 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
-class _Uvicorn(uvicorn.Server):
-    """Says when it begins to end, so that nobody waits for those who wait."""
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol with small buffers: it would hold 320 KiB of every body that waits for a place."""
 
-    def __init__(self, config: uvicorn.Config, leave: Callable[[], None]) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        transport.max_size = BUFFER  # type: ignore[attr-defined]  # that asyncio reads at once
+        transport.set_write_buffer_limits(BUFFER // 2)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.flow.pause_reading()  # until the application asks for more
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, but for connections that it would keep for ever.
+
+    Its own keep-alive timeout ends with the first byte of a request. Here a connection is closed that has had no
+    request under way for too long: it says nothing, sends half of its headers, or goes on with a body that was refused.
+    """
+
+    def __init__(self, config: uvicorn.Config, slow_client: float, release: Callable[[], None]) -> None:
         super().__init__(config)
-        self._leave = leave
+        self._slow_client = slow_client
+        self._release = release
+        self._idle: dict[Any, tuple[Any, float]] = {}  # connection -> its last request, since when there is none
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self._close_idle(time.monotonic())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await asyncio.to_thread(self._leave)
+        await asyncio.to_thread(self._release)  # devices that wait for a task are told that there is none
+        hanging_up = asyncio.create_task(self._hang_up())
         await super().shutdown(sockets)
+        hanging_up.cancel()
+
+    def _close_idle(self, now: float) -> None:
+        connections: set[Any] = set(self.server_state.connections)
+        idle = {}
+        for connection in connections:
+            last = connection.cycle
+            if last is None or last.response_complete:
+                known, since = self._idle.get(connection, (last, now))
+                idle[connection] = (last, since if known is last else now)
+                if now - since >= self._slow_client and known is last and not connection.transport.is_closing():
+                    connection.transport.close()
+        self._idle = idle
+
+    async def _hang_up(self) -> None:
+        """Cut off TLS clients that do not answer its goodbye: asyncio would wait for half a minute."""
+        while True:
+            await asyncio.sleep(GOODBYE)
+            for connection in list(self.server_state.connections):
+                if connection.transport.is_closing():
+                    connection.transport.abort()
 
 
 @contextlib.contextmanager

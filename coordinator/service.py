@@ -63,10 +63,10 @@ class Coordinator(JobKeeper):
             self._then.append(lambda: self.shut_out.add(device))
             for runner in self._runners.values():
                 self._advance(session, runner, rounds.DevicesLeft((device,)))
-            self._then.append(self.bell.ring)
+            self._then.append(self.notifier.notify)
 
     def next_task(self, device: str) -> TaskOffer | None:
-        """A task for a device, if there is one; the bell says when to ask again."""
+        """A task for a device, if there is one; the notifier says when to ask again."""
         return _only(self.next_tasks([device]))
 
     def next_tasks(self, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:

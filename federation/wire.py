@@ -23,7 +23,7 @@ from federation.region import CHUNK, Region, Run
 from federation.safetensors_codec import PREFIX, SafetensorsError, decode_header, header_length
 from federation.space import Kind, ParameterSpace, Vector
 
-BLOCK = 1 << 13  # elements that are checked together, counted from the start of the data whatever the chunks were
+BLOCK = 1 << 16  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
 PIECE = 1 << 14  # elements that are sent together
 Bytes = bytearray | memoryview

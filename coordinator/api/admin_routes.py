@@ -1,4 +1,4 @@
-"""What the administrator does: bundles, jobs, devices."""
+"""Routes of the administrator: bundles, jobs, devices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import Admin, Known, Service
 from coordinator.api.documents import DeviceDocument, Invitation, Invited, JobCreated, JobDocument, JobRequest
+from coordinator.api.downloads import Download
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_FILE, EVENT_STREAM, problems
 from coordinator.evaluation import check_data
 from federation.errors import InputError
@@ -66,7 +67,7 @@ def complete_bundle(digest: str, service: Service) -> None:
 
 @router.post("/jobs", status_code=201, summary="Create a job", responses=problems(400))
 def create_job(request: JobRequest, service: Service) -> JobCreated:
-    """It runs from now on, with whatever devices there are."""
+    """It runs from now on, with the devices that there are."""
     plan = plan_from(request.plan)
     check_data(plan.evaluate.data)
     return JobCreated(id=service.create_job(plan, request.bundle))
@@ -103,12 +104,12 @@ def stop(job: str, service: Service) -> None:
 @router.get(
     "/jobs/{job}/versions/{version}/file",
     summary="The weights of a version",
-    response_class=FileResponse,
+    response_class=Download,
     responses={**BINARY_ANSWER, **problems(404)},
 )
-def weights(job: str, version: int, service: Service) -> FileResponse:
+def weights(job: str, version: int, service: Service) -> Download:
     """A safetensors file. The newest versions are kept; the number of the newest is the job's `version`."""
-    return FileResponse(service.version_file(job, version)[0], media_type="application/octet-stream")
+    return Download(service.version_file(job, version)[0], media_type="application/octet-stream")
 
 
 @router.get("/jobs/{job}/rounds", summary="The rounds of a job", responses=problems(404))
@@ -141,7 +142,7 @@ async def events(
 
     async def stream() -> AsyncIterator[str]:
         last = start
-        while not await request.is_disconnected():
+        while not service.leaving:
             found, over = await run_in_threadpool(service.events, job, last)
             for row in found:
                 last = row["id"]

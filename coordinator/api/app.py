@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator
 
 from anyio import to_thread
@@ -12,10 +11,10 @@ from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
 from coordinator.api import admin_routes, device_routes, metrics, openapi, part_routes, problems, table_routes
-from coordinator.api.direct import Direct
+from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
-from coordinator.api.limits import Bounded, ClientLimits, buckets
-from coordinator.batching import Together
+from coordinator.api.limits import ClientLimits, buckets
+from coordinator.batching import Batched
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from coordinator.service import PRESENCE, Coordinator
@@ -26,7 +25,7 @@ THREADS = 8  # that wait for the database or the disk: it has one writer, and ev
 
 
 def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimits | None = None) -> FastAPI:
-    """The REST interface of a coordinator; it starts and stops with the application."""
+    """Build the REST interface of a coordinator, which starts and stops with the application."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -48,22 +47,24 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
         openapi_tags=openapi.TAGS,
         lifespan=lifespan,
     )
-    app.state.coordinator, app.state.registry = coordinator, registry
-    app.state.next_task, app.state.accept = Together(coordinator.next_tasks), Together(coordinator.accept_all)
-    app.state.metrics, app.state.pace, app.state.leaving = counts, buckets(limits), threading.Event()
+    app.state.coordinator = coordinator
+    app.state.registry = registry
+    app.state.next_task = Batched(coordinator.next_tasks)
+    app.state.accept = Batched(coordinator.accept_all)
+    app.state.metrics = counts
+    app.state.pace = buckets(limits)
     problems.install(app)
     for router in (device_routes.router, part_routes.router, admin_routes.router, table_routes.router):
         app.include_router(router)
     _operations(app, coordinator, counts)
-    app.add_middleware(Direct)
-    app.add_middleware(Bounded, limits=limits, leaving=app.state.leaving)
+    app.add_middleware(Admission, limits=limits)
     app.add_middleware(AccessLog, observe=counts.observe)  # added last: it sees everything
     openapi.install(app)
     return app
 
 
 def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics) -> None:
-    """What whoever runs it asks. No tokens: put it behind a proxy if nobody else should ask."""
+    """Add the routes for operators. They need no token: a proxy can keep others away from them."""
 
     @app.get("/healthz", tags=["operations"], summary="Is the process alive?")
     async def healthz() -> Health:

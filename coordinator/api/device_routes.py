@@ -1,4 +1,4 @@
-"""What a device does: enrol, describe itself, fetch a task, its graphs and weights, answer."""
+"""Routes of a device: enrol, describe itself, fetch a task, its graphs and weights, answer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
+from coordinator.api.admission import give_way
 from coordinator.api.auth import Device, Known, Service, Token
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
-from coordinator.api.limits import check_length, paced, pour
+from coordinator.api.downloads import Download
+from coordinator.api.limits import check_length, paced
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
-from coordinator.body_check import LARGE, Examination
+from coordinator.body_check import check_body
 from coordinator.errors import NotFound
-from coordinator.http import YIELD
-from coordinator.inflow import Sink
 from coordinator.service import PRESENCE, Arrival, Receiving
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
@@ -62,13 +62,12 @@ async def next_task(
     """
     offer, until = None, time.monotonic() + wait
     while True:
-        rings = service.bell.rings
+        count = service.notifier.count
         offer = await request.app.state.next_task(device)
         rest = until - time.monotonic()
         if offer is not None or rest <= 0 or service.leaving:
             break
-        _give_way(request)
-        await service.bell.heard(rings, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
+        await service.notifier.wait(count, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
         if await request.is_disconnected():
             break
     if offer is None:
@@ -102,13 +101,10 @@ async def send_update(
     if receiving is None:
         receiving = await run_in_threadpool(service.receive, device, task)
     check_length(request, receiving.most)
-    examination, later = Examination(receiving.decoder), receiving.most > LARGE
     try:
-        await _spool(request, receiving, None if later else examination.feed)
-        _give_way(request)  # the more wait for the disk together, the less each of them costs
-        if later:
-            await examination.read_beside(receiving.path)
-        checked, sha256 = examination.finish()
+        await _spool(request, receiving)
+        give_way(request)  # the more wait for the disk together, the less each of them costs
+        checked, sha256 = await check_body(receiving.path, receiving.decoder)
         _check_digest(content_digest, sha256)
     except BaseException:
         receiving.path.unlink(missing_ok=True)
@@ -125,10 +121,10 @@ def fail_task(task: str, failure: Failure, device: Device, service: Service) -> 
 @router.get(
     "/bundles/{digest}/manifest",
     summary="The manifest of a bundle",
-    response_class=FileResponse,
+    response_class=Download,
     responses={200: {"content": {"application/json": {}}}, **problems(400, 404)},
 )
-def get_manifest(digest: str, device: Device, service: Service) -> FileResponse:
+def get_manifest(digest: str, device: Device, service: Service) -> Download:
     """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/bundle.md."""
     return _immutable(service.bundle_file(digest, "manifest.json"), digest, "application/json")
 
@@ -136,10 +132,10 @@ def get_manifest(digest: str, device: Device, service: Service) -> FileResponse:
 @router.get(
     "/graphs/{sha256}",
     summary="A graph, by its hash",
-    response_class=FileResponse,
+    response_class=Download,
     responses={**BINARY_ANSWER, **problems(404)},
 )
-def get_graph(sha256: str, device: Device, service: Service) -> FileResponse:
+def get_graph(sha256: str, device: Device, service: Service) -> Download:
     """Graphs never change: keep them."""
     return _immutable(service.graph(sha256), sha256)
 
@@ -147,7 +143,7 @@ def get_graph(sha256: str, device: Device, service: Service) -> FileResponse:
 @router.get(
     "/jobs/{job}/versions/{version}/weights",
     summary="Weights of a version",
-    response_class=FileResponse,
+    response_class=Download,
     responses={**BINARY_ANSWER, **problems(400, 404)},
 )
 async def get_weights(
@@ -169,7 +165,7 @@ async def get_weights(
         except FileNotFoundError:
             raise NotFound(f"there is no version {version} of job {job!r} any more") from None
         etag = {"ETag": f'"{job}-{version}"'}
-        return FileResponse(path, media_type="application/octet-stream", headers=etag, stat_result=facts)
+        return Download(path, media_type="application/octet-stream", headers=etag, stat_result=facts)
     space = manifest.space
     first, end = from_layer or 0, to_layer or len(space.layers)
     if not 0 <= first < end <= len(space.layers):
@@ -179,36 +175,23 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
-async def _spool(request: Request, receiving: Receiving, look: Sink | None) -> None:
-    """The body to its file, as it comes; `look` sees it on the way."""
+async def _spool(request: Request, receiving: Receiving) -> None:
+    """Write the body to its file as it comes."""
     left = receiving.most
     with receiving.path.open("wb", buffering=0) as file:
-
-        def take(piece: memoryview) -> None:
-            nonlocal left
-            left -= len(piece)
+        async for chunk in request.stream():
+            left -= len(chunk)
             if left < 0:
                 raise WireError(f"the body goes on after {receiving.most} bytes, the most that it can have")
-            if look is not None:
-                look(piece)
-            if file.write(piece) != len(piece):
+            if file.write(chunk) != len(chunk):
                 raise OSError(errno.ENOSPC, "the disk took a part only")
 
-        await pour(request, take)
 
-
-def _give_way(request: Request) -> None:
-    """Let others have their turn while this one waits; there are servers that have none."""
-    yielding = request.scope.get("extensions", {}).get(YIELD)
-    if yielding is not None:
-        yielding()
-
-
-def _immutable(path: Any, digest: str, media_type: str = "application/octet-stream") -> FileResponse:
+def _immutable(path: Any, digest: str, media_type: str = "application/octet-stream") -> Download:
     if not path.is_file():
         raise NotFound(f"there is no file {digest!r}")
     headers = {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"}
-    return FileResponse(path, media_type=media_type, headers=headers)
+    return Download(path, media_type=media_type, headers=headers)
 
 
 def _profile(profile: Profile) -> DeviceProfile:

@@ -1,12 +1,12 @@
-"""How much one client may take: bytes, seconds, requests. A refusal comes before anything is read or computed.
+"""Bound what one client may take: bytes, seconds, requests. A refusal comes before anything is read or computed.
 
     431   more or longer headers than any client of ours sends
     413   a body above the bound of its route: by its Content-Length, or as soon as too much has come
     408   a body that comes too slowly; the connection is closed
     429   more requests per second than a device may send (Retry-After)
-    503   more requests at once than the process may answer (Retry-After)
+    503   more requests at once than the process may answer (Retry-After): admission.py
 
-Headers that come too slowly never become a request: http.PatientProtocol drops their connection.
+Headers that come too slowly never become a request: server.py closes their connection.
 """
 
 from __future__ import annotations
@@ -14,36 +14,26 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 
-import anyio
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.api.auth import Given
+from coordinator.api.auth import Sender
 from coordinator.api.problems import problem
-from coordinator.credentials import token_hash
-from coordinator.http import INFLOW
-from coordinator.inflow import Inflow, Sink
 
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
 HEADER_COUNT = 100
+UNKNOWN_BYTES = 4 << 10  # of the body of a client that is neither a device nor the administrator: an enrolment
 LEAST_BYTES = 1024  # of a body, within `slow_client` seconds of waiting for it
 BURST = 4.0  # seconds' worth of requests that a device may send at once
-POUR = "embrace.pour"  # the extension of the scope that `pour` uses
 _KNOWN_CLIENTS = 65_536
 
 # Bodies that are read piece by piece, checked on the way, and have bounds of their own.
 _STREAMED = re.compile(r"PUT /v1/(tasks/[^/]+/update|bundles/[^/]+/files/.+)")
-# Requests that mostly wait: they hold a connection and next to nothing else.
-_WAITING = re.compile(r"POST /v1/tasks/next|GET /v1/jobs/[^/]+/events")
-# A busy process is still alive: whoever asks gets an answer.
-_OPERATIONS = ("/healthz", "/readyz", "/metrics")
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Buckets:
         self._left: dict[str, tuple[float, float]] = {}  # key -> tokens, when; those used last stand last
 
     def take(self, key: str, now: float) -> float:
-        """0.0, and a token is taken; or the seconds until there is one."""
+        """Take a token and return 0.0, or return the seconds until there is one."""
         tokens, then = self._left.pop(key, (self._burst, now))
         tokens = min(self._burst, tokens + (now - then) * self._rate)
         lacking = max(0.0, 1.0 - tokens)
@@ -81,175 +71,144 @@ def buckets(limits: ClientLimits) -> Buckets:
     return Buckets(limits.requests_per_second, BURST * limits.requests_per_second)
 
 
-async def paced(request: Request, given: Given) -> None:
-    """A dependency of the routes of devices: 429 for one that asks too often. Waiting for an answer costs nothing."""
+async def paced(request: Request, sender: Sender) -> None:
+    """Answer 429 to a device that asks too often; a dependency of its routes. Waiting for an answer costs nothing."""
     host = request.client.host if request.client else ""
-    key = token_hash(given.credentials) if given else f"from {host}"
-    wait = request.app.state.pace.take(key, time.monotonic())
+    wait = request.app.state.pace.take(sender.hashed or f"from {host}", time.monotonic())
     if wait > 0:
         seconds = str(math.ceil(wait))
         raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
 
 
-async def pour(request: Request, sink: Sink) -> None:
-    """The body of a request, piece by piece, without a copy of it where the server can do that."""
-    poured = request.scope.get("extensions", {}).get(POUR)
-    if poured is not None:
-        await poured(sink)
-        return
-    async for chunk in request.stream():
-        sink(memoryview(chunk))
-
-
 def check_length(request: Request, most: int) -> None:
-    """413 for a body that is announced to be longer; what comes without an announcement is counted as it comes."""
+    """Answer 413 to a body that is announced to be longer; what is not announced is counted as it comes."""
     announced = _content_length(request.scope)
     if announced is not None and announced > most:
         raise HTTPException(413, f"the body is announced with {announced} bytes; expected at most {most}")
 
 
-def body_bound(method: str, path: str, limits: ClientLimits) -> int | None:
-    """Most bytes of a request's body; None for the routes that check it themselves."""
-    return None if _STREAMED.fullmatch(f"{method} {path}") else limits.json_bytes
-
-
-def kind_of(method: str, path: str) -> str:
-    """What is counted together."""
-    if path in _OPERATIONS:
-        return "operations"
-    return "waiting" if _WAITING.fullmatch(f"{method} {path}") else "working"
-
-
-class Bounded:
-    """ASGI middleware that keeps every request within the limits."""
-
-    def __init__(self, app: ASGIApp, limits: ClientLimits, leaving: threading.Event) -> None:
-        self._app = app
-        self._limits = limits
-        self._leaving = leaving
-        self._open = {"working": 0, "waiting": 0, "operations": 0}
-        self._most = {"working": limits.concurrent_requests, "waiting": limits.waiting_requests, "operations": math.inf}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        kind = kind_of(scope["method"], scope["path"])
-        refusal = self._refusal(scope, kind)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        self._open[kind] += 1
-        try:
-            await self._serve(scope, receive, send, kind)
-        finally:
-            self._open[kind] -= 1
-
-    def _refusal(self, scope: Scope, kind: str) -> JSONResponse | None:
-        if scope["path"].endswith("\n"):  # the framework's routes match it nevertheless; whatever has a bound would not
-            return problem(404, "Not Found")
-        headers, most = scope["headers"], body_bound(scope["method"], scope["path"], self._limits)
-        if len(headers) > HEADER_COUNT or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
-            detail = f"expected at most {HEADER_COUNT} headers with {HEADER_BYTES} bytes"
-            return problem(431, "Headers too large", detail)
-        announced = _content_length(scope)
-        if most is not None and announced is not None and announced > most:
-            return problem(413, "Body too large", f"{announced} bytes are announced; expected at most {most}")
-        if self._open[kind] >= self._most[kind]:
-            busy = problem(503, "Too many requests at once", "try again in a moment")
-            busy.headers["Retry-After"] = "1"
-            return busy
+def body_bound(method: str, path: str, limits: ClientLimits, *, known: bool) -> int | None:
+    """Most bytes of a request's body; None for the routes that check it themselves, once they know the sender."""
+    if _STREAMED.fullmatch(f"{method} {path}"):
         return None
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, kind: str) -> None:
-        body = _Body(receive, body_bound(scope["method"], scope["path"], self._limits), self._limits.slow_client)
-        inflow: Inflow | None = scope.get("extensions", {}).get(INFLOW)
-        if inflow is not None:
-            scope["extensions"][POUR] = partial(body.pour, inflow)
-        begun = replaced = False
-
-        async def receiving() -> Message:
-            if kind == "waiting" and self._leaving.is_set():
-                return {"type": "http.disconnect"}
-            return await body.receive()
-
-        async def sending(message: Message) -> None:
-            nonlocal begun, replaced
-            if body.refusal is None or begun:
-                begun = True
-                await send(message)
-            elif not replaced:  # whatever the application made of a body that was cut off
-                replaced = True
-                await body.refusal(scope, receive, send)
-
-        await self._app(scope, receiving, sending)
+    return limits.json_bytes if known else UNKNOWN_BYTES
 
 
-class _Body:
-    """A request's body on its way in. What breaks a rule ends it, and `refusal` is the answer."""
+def refuse_head(scope: Scope) -> JSONResponse | None:
+    """Refuse a request by its path and headers."""
+    headers = scope["headers"]
+    if scope["path"].endswith("\n"):  # the framework's routes match it nevertheless, and `body_bound` would not
+        return problem(404, "Not Found")
+    if len(headers) > HEADER_COUNT or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
+        return problem(431, "Headers too large", f"expected at most {HEADER_COUNT} headers with {HEADER_BYTES} bytes")
+    return None
 
-    def __init__(self, receive: Receive, most: int | None, window: float) -> None:
+
+def refuse_length(scope: Scope, most: int | None) -> JSONResponse | None:
+    """Refuse a body that is announced to be too long."""
+    announced = _content_length(scope)
+    if most is not None and announced is not None and announced > most:
+        return problem(413, "Body too large", f"{announced} bytes are announced; expected at most {most}")
+    return None
+
+
+class Transfer:
+    """Pass a request's body and its answer on; answer in the application's place if the body is too long or too slow.
+
+    One timer watches a body. Only time that the application spends waiting for the client counts.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, window: float) -> None:
+        self._scope = scope
         self._receive = receive
-        self._most = math.inf if most is None else most
+        self._send = send
         self._window = window
+        self.most: int | None = None  # bytes of the body
+        self._loop = asyncio.get_running_loop()
+        self._asked = False
         self._size = 0
-        self._whole = False
-        self._waited = 0.0
-        self._came = 0  # in the present window
-        self.refusal: JSONResponse | None = None
+        self.moved = 0  # bytes of the body and of the answer
+        self._came = 0  # bytes in the present window
+        self._waited = 0.0  # seconds in the present window
+        self._waits_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusing: asyncio.Task[None] | None = None
+        self._whole = not _has_body(scope)
+        self._answered = False
+        self._refused = False
 
     async def receive(self) -> Message:
+        """Receive the next piece; a body that was refused is a client that has gone."""
         if self._whole:  # all that can come now is the end of the connection
             return await self._receive()
-        message = await self._in_time()
-        if message is None:
-            self._too_slow()
-        else:
-            self._size += len(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
-            if self._size > self._most:
-                self.refusal = problem(413, "Body too large", f"expected at most {self._most:.0f} bytes")
-        if self.refusal is not None or message is None:
-            self._whole = True
-            return {"type": "http.disconnect"}
+        self._asked = True
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._window, self._look)
+        self._waits_since = self._loop.time()
+        message = await self._receive()
+        self._count_time()
+        self._waits_since = None
+        count = len(message.get("body", b""))
+        self._came += count
+        self._size += count
+        self.moved += count
+        if self.most is not None and self._size > self.most:
+            await self._refuse(problem(413, "Body too large", f"expected at most {self.most} bytes"))
+            message = {"type": "http.disconnect"}
+        if not message.get("more_body", False):
+            self.close()
         return message
 
-    async def pour(self, inflow: Inflow, sink: Sink) -> None:
-        """The whole body into a sink, which knows how much it takes; ends for a client that is too slow."""
-        loop, came = asyncio.get_running_loop(), inflow.received
-        timer = loop.call_later(self._window, lambda: look())
+    async def send(self, message: Message) -> None:
+        """Send what the application answers, unless its request was refused meanwhile."""
+        if not self._refused:
+            if not self._answered and not self._asked and _expects_continue(self._scope):
+                # What comes next may be the body that was not asked for, or another request.
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            self._answered = True
+            await self._send(message)
+            self.moved += len(message.get("body", b""))
 
-        def look() -> None:
-            nonlocal came, timer
-            if inflow.received - came < LEAST_BYTES:
-                self._too_slow()
-                inflow.give_up()
-            came, timer = inflow.received, loop.call_later(self._window, look)
+    def close(self) -> None:
+        """Stop watching."""
+        self._whole = True
+        if self._timer is not None:
+            self._timer.cancel()
 
-        try:
-            await inflow.pour(sink)
-        finally:
-            timer.cancel()
+    def _count_time(self) -> None:
+        if self._waits_since is not None:
+            now = self._loop.time()
+            self._waited += now - self._waits_since
+            self._waits_since = now
 
-    def _too_slow(self) -> None:
-        self.refusal = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
-        self.refusal.headers["Connection"] = "close"
+    def _look(self) -> None:
+        """Begin the next window, or end the request."""
+        self._count_time()
+        if self._waited >= self._window:
+            if self._came < LEAST_BYTES:
+                slow = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
+                slow.headers["Connection"] = "close"
+                self._refusing = self._loop.create_task(self._refuse(slow))
+                return
+            self._waited = 0.0
+            self._came = 0
+        self._timer = self._loop.call_later(self._window - self._waited, self._look)
 
-    async def _in_time(self) -> Message | None:
-        """The next piece; None from a client that is too slow. Only time spent waiting for it counts."""
-        while True:
-            if self._waited >= self._window:
-                if self._came < LEAST_BYTES:
-                    return None
-                self._waited, self._came = 0.0, 0
-            began = time.monotonic()
-            message: Message | None = None
-            with anyio.move_on_after(self._window - self._waited):
-                message = await self._receive()
-            self._waited += time.monotonic() - began
-            if message is not None:
-                self._came += len(message.get("body", b""))
-                return message
+    async def _refuse(self, answer: JSONResponse) -> None:
+        if not self._answered:
+            self._refused = True
+            await answer(self._scope, self._receive, self._send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+def _expects_continue(scope: Scope) -> bool:
+    return any(name == b"expect" for name, _ in scope["headers"])
 
 
 def _content_length(scope: Scope) -> int | None:

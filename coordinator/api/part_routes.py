@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import Device, Service
 from coordinator.api.documents import JobState
+from coordinator.api.downloads import Download
 from coordinator.api.limits import paced
 from coordinator.api.openapi import BINARY_ANSWER, problems
 from federation.wire import encode
@@ -50,9 +51,9 @@ def get_state(job: str, device: Device, service: Service) -> JobState:
 @router.get(
     "/tasks/{task}/inherited",
     summary="The local model to go on with",
-    response_class=FileResponse,
+    response_class=Download,
     responses={**BINARY_ANSWER, **problems(404, 409)},
 )
-def get_inherited(task: str, device: Device, service: Service) -> FileResponse:
+def get_inherited(task: str, device: Device, service: Service) -> Download:
     """The update of whoever had this place in the cohort before (partial averaging). For the holder of the task."""
-    return FileResponse(service.inherited(device, task), media_type="application/octet-stream")
+    return Download(service.inherited(device, task), media_type="application/octet-stream")

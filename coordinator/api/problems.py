@@ -1,4 +1,4 @@
-"""Every error as a problem document (RFC 9457), made in one place."""
+"""Answer every error with a problem document (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,20 @@ def problem(status: int, title: str, detail: str = "", **more: object) -> JSONRe
     return JSONResponse(body, status, headers, MEDIA_TYPE)
 
 
+def database_problem(error: OperationalError) -> JSONResponse:
+    """Describe a database that does not do its work."""
+    if "full" in str(error.orig):
+        return _disk_full()
+    log.error("database: %s", error.orig)
+    return problem(503, "Database not available", "try again in a moment")
+
+
+def _disk_full() -> JSONResponse:
+    return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
+
+
 def _methods(request: Request) -> list[str]:
-    """What this path can do. The framework names the methods of the first route that has the path, of several."""
+    """List the methods of a path. The framework names those of the first of several routes only."""
     tried = ("DELETE", "GET", "HEAD", "POST", "PUT")
     routes = request.app.routes
     return [m for m in tried if any(r.matches({**request.scope, "method": m})[0] is Match.FULL for r in routes)]
@@ -63,7 +75,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def cut_off(_: Request, error: ClientDisconnect) -> JSONResponse:
-        return problem(400, "Cut off", "the body did not arrive whole; send it again")  # to nobody, but it is logged
+        return problem(
+            400, "Cut off", "the body did not arrive whole; send it again"
+        )  # the client has gone, but it is logged
 
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> JSONResponse:
@@ -72,12 +86,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OSError)
     async def disk(_: Request, error: OSError) -> JSONResponse:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
+            return _disk_full()
         raise error
 
     @app.exception_handler(OperationalError)
     async def database(_: Request, error: OperationalError) -> JSONResponse:
-        if "full" in str(error.orig):
-            return problem(INSUFFICIENT_STORAGE, "Disk full", "nothing was lost; try again when there is room")
-        log.error("database: %s", error.orig)
-        return problem(503, "Database not available", "try again in a moment")
+        return database_problem(error)

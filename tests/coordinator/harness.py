@@ -256,7 +256,6 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
     try:
         yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", server, admin, directory)
     finally:
-        server.app.state.leaving.set()
         server.coordinator.release()
         process.should_exit = True
         thread.join(PATIENCE)

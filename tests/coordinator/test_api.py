@@ -109,7 +109,7 @@ def test_a_crowd_that_waits_does_not_keep_others_from_being_served(
         threads = [threading.Thread(target=wait, args=(token,), daemon=True) for token in tokens]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(site.server.coordinator.bell._waiting) == 60)
+        wait_until(lambda: len(site.server.coordinator.notifier._waiting) == 60)
         with site.http(site.admin) as admin:
             admin.get("/v1/jobs").raise_for_status()
             plan = {"bundle": "x", "participate": {"min_available": 61}}

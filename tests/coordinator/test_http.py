@@ -1,8 +1,7 @@
-"""HTTP as bytes on real sockets: requests in pieces, one behind the other, in chunks; turns; files and ranges."""
+"""HTTP as bytes on real sockets: requests in pieces, one behind the other, in chunks; files and ranges."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.turns import PLACES, Turn, Turns
 from tests.live_server import LiveServer, live_server, next_task, zero_update
 
 
@@ -91,7 +89,7 @@ def test_a_client_that_asks_first_is_told_to_go_on(server: LiveServer) -> None:
 
 
 def test_a_client_that_asks_first_and_is_refused_is_not_waited_for(server: LiveServer) -> None:
-    """Whether it sends its body all the same, nobody knows: what follows could be that, or the next request."""
+    """It may send its body all the same: what follows could be that, or the next request."""
     device = server.enrol()
     task = next_task(device)["id"]
     with server.connect() as connection:
@@ -116,8 +114,10 @@ def test_after_a_refused_body_the_connection_goes_on(server: LiveServer) -> None
 def test_what_is_no_http_is_refused(process: LiveServer) -> None:
     with process.connect() as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        assert read_answer(connection)[0] == 400
-        assert connection.recv(1) == b""
+        answer = b""
+        while piece := connection.recv(4096):  # it is closed
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
 
 
 def test_weights_whole_and_in_part(server: LiveServer) -> None:
@@ -130,32 +130,3 @@ def test_weights_whole_and_in_part(server: LiveServer) -> None:
     part = device.get(path, headers={"Range": "bytes=16-99"})
     assert (part.status_code, part.content) == (206, whole.content[16:100])
     assert int(whole.headers["Content-Length"]) == len(whole.content)
-
-
-def test_slow_clients_do_not_keep_others_waiting(process: LiveServer) -> None:
-    """So many that nobody could wait until each of them has had its turn."""
-    slow = [process.connect() for _ in range(40 * PLACES)]
-    for connection in slow:
-        connection.sendall(b"POST /v1/devices HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-    assert httpx.get(f"{process.url}/healthz", timeout=5).status_code == 200
-    for connection in slow:
-        connection.close()
-
-
-def test_turns_are_taken_in_order_and_given_up_once() -> None:
-    async def play() -> list[int]:
-        turns, begun = Turns(places=2), []
-        taken = [Turn(turns, lambda number=number: begun.append(number)) for number in range(5)]
-        for turn in taken:
-            turns.queue(turn)
-        assert begun == [0, 1]
-        taken[1].end()
-        taken[1].end()
-        await asyncio.sleep(0)
-        assert begun == [0, 1, 2]
-        await asyncio.sleep(1)  # nobody else gives up a place: patience ends
-        for turn in taken:
-            turn.end()
-        return begun
-
-    assert asyncio.run(play()) == [0, 1, 2, 3, 4]

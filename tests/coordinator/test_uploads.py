@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.api import device_routes
+from coordinator import body_check
 from federation.wire import encode_layers
 from tests.coordinator.harness import Offer, Site, body_of, put_update, scripted
 from tests.waiting import wait_until
 
 
-@pytest.fixture(autouse=True, params=["as it comes", "once it is there"])
-def examined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small bodies are looked at while they come, large ones afterwards: every test is made both ways."""
-    if request.param == "once it is there":
-        monkeypatch.setattr(device_routes, "LARGE", 0)
+@pytest.fixture(autouse=True, params=["in the event loop", "in a thread"])
+def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small bodies are checked by the event loop, large ones in a thread: every test is made both ways."""
+    if request.param == "in a thread":
+        monkeypatch.setattr(body_check, "LARGE", -1)
 
 
 def changed(site: Site, offer: Offer, change: Any) -> bytes:

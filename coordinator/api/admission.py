@@ -1,0 +1,159 @@
+"""Admit requests: find out who sends them, bound how many are answered at once, and let few of them work at a time.
+
+A request at work takes far more memory than one that waits, so those that are past authentication take places. A
+request whose client sends its body or reads its answer slowly loses its place and goes on without, so that no other
+client waits for it. Long polls, event streams and clients without a valid token take no place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import Counter, deque
+from typing import Literal
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.api.auth import IDENTITY, Identity, identify
+from coordinator.api.limits import ClientLimits, Transfer, body_bound, refuse_head, refuse_length
+from coordinator.api.problems import database_problem, problem
+
+PLACES = 16
+PATIENCE = 0.25  # seconds in which a request has to move so many bytes, or it loses its place
+LEAST_MOVED = 1 << 16
+LONGEST_WAIT = 1.0  # seconds for a place
+PLACE = "embrace.place"  # the key of the scope
+
+Kind = Literal["working", "waiting", "unknown", "operations"]
+# Requests that mostly wait: they hold a connection and next to nothing else.
+_WAITING = re.compile(r"POST /v1/tasks/next|GET /v1/jobs/[^/]+/events")
+# A busy process is still alive: these are always answered.
+_OPERATIONS = ("/healthz", "/readyz", "/metrics")
+
+
+def kind_of(method: str, path: str, *, known: bool) -> Kind:
+    """Name what is counted together: clients without a valid token use up nothing that belongs to the others."""
+    if path in _OPERATIONS:
+        return "operations"
+    if not known:
+        return "unknown"
+    return "waiting" if _WAITING.fullmatch(f"{method} {path}") else "working"
+
+
+def give_way(request: Request) -> None:
+    """Free the place of a request that goes on to wait for the disk or the database."""
+    place: Place | None = request.scope.get(PLACE)
+    if place is not None:
+        place.leave()
+
+
+class Places:
+    """Hand out a number of places, first come, first served."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, transfer: Transfer) -> Place | None:
+        """Wait for a place; None if that takes too long, and the request goes on without."""
+        if self._free > 0:
+            self._free -= 1
+            return Place(self, transfer)
+        offered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(offered)
+        done, _ = await asyncio.wait([offered], timeout=LONGEST_WAIT)
+        if done:
+            return Place(self, transfer)
+        offered.cancel()
+        return None
+
+    def pass_on(self) -> None:
+        """Give a place that was left to the next request that still waits."""
+        while self._waiting:
+            offered = self._waiting.popleft()
+            if not offered.done():
+                offered.set_result(None)
+                return
+        self._free += 1
+
+
+class Place:
+    """A place at work, lost by a request that moves too little."""
+
+    __slots__ = ("_before", "_places", "_timer", "_transfer")
+
+    def __init__(self, places: Places, transfer: Transfer) -> None:
+        self._places = places
+        self._transfer = transfer
+        self._before = transfer.moved
+        self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(PATIENCE, self._look)
+
+    def leave(self) -> None:
+        """Make room for the next request; once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._places.pass_on()
+
+    def _look(self) -> None:
+        if self._transfer.moved - self._before < LEAST_MOVED:
+            self.leave()
+        else:
+            self._before = self._transfer.moved
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._look)
+
+
+class Admission:
+    """ASGI middleware that keeps every request within the limits."""
+
+    def __init__(self, app: ASGIApp, limits: ClientLimits) -> None:
+        self._app = app
+        self._limits = limits
+        self._places = Places(PLACES)
+        self._open: Counter[Kind] = Counter()
+        self._most: dict[Kind, float] = {
+            "working": limits.concurrent_requests,
+            "waiting": limits.waiting_requests,
+            "unknown": limits.concurrent_requests,
+            "operations": math.inf,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        transfer = Transfer(scope, receive, send, self._limits.slow_client)
+        identity, answer = Identity(), refuse_head(scope)
+        if answer is None and scope["path"] not in _OPERATIONS:  # which are answered without the database
+            try:
+                identity = await identify(scope, scope["app"].state.registry, scope["app"].state.coordinator)
+            except OperationalError as error:
+                answer = database_problem(error)
+        scope[IDENTITY] = identity
+        kind = kind_of(scope["method"], scope["path"], known=identity.is_known)
+        transfer.most = body_bound(scope["method"], scope["path"], self._limits, known=identity.is_known)
+        answer = answer or refuse_length(scope, transfer.most) or self._refuse_busy(kind)
+        if answer is not None:
+            await answer(scope, receive, transfer.send)
+            return
+        self._open[kind] += 1
+        place = None
+        try:
+            place = scope[PLACE] = await self._places.take(transfer) if kind == "working" else None
+            await self._app(scope, transfer.receive, transfer.send)
+        finally:
+            self._open[kind] -= 1
+            transfer.close()
+            if place is not None:
+                place.leave()
+
+    def _refuse_busy(self, kind: Kind) -> JSONResponse | None:
+        if self._open[kind] < self._most[kind]:
+            return None
+        answer = problem(503, "Too many requests at once", "try again in a moment")
+        answer.headers["Retry-After"] = "1"
+        return answer
