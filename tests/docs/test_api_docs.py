@@ -1,4 +1,4 @@
-"""docs/api.md and docs/operations.md say what is true: the device in curl takes part, the tables are complete."""
+"""rest.md and operations.md say what is true: the device in curl takes part, the tables are complete."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from coordinator.store.files import Files
 from tests.live_server import LiveServer, live_server
 from tests.stock_python import ROOT
 
-API = (ROOT / "docs" / "api.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+API = (ROOT / "docs" / "reference" / "rest.md").read_text()
+OPERATIONS = (ROOT / "docs" / "guides" / "operations.md").read_text()
 
 
 def rows(page: str, head: str) -> list[list[str]]:

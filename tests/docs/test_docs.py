@@ -55,7 +55,7 @@ def _options(command: object) -> set[str]:
 
 def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_bundle(load_source("digits"), tmp_path / "bundles" / "digits", Choices())
-    text = (ROOT / "docs" / "bundle.md").read_text()
+    text = (ROOT / "docs" / "reference" / "bundle.md").read_text()
     program = between(text, "```python\n", "```")
     assert len([line for line in program.splitlines() if line and "import" not in line]) <= 18
     monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_of_the_manifest_is_explained(kind: type) -> None:
-    text = (ROOT / "docs" / "bundle.md").read_text()
+    text = (ROOT / "docs" / "reference" / "bundle.md").read_text()
     section = between(text, f"### {kind.__name__}\n", "\n#")
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     explained = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
@@ -84,12 +84,12 @@ def test_every_field_of_the_manifest_is_explained(kind: type) -> None:
 
 def test_the_operators_listed_are_those_with_a_rule() -> None:
     """Operators that exist only between the layout pass and its lowerings are nobody's business."""
-    text = between((ROOT / "docs" / "operators.md").read_text(), "registry by tests/docs -->", "<!-- end")
+    text = between((ROOT / "docs" / "reference" / "operators.md").read_text(), "registry by tests/docs -->", "<!-- end")
     assert re.findall(r"`(\w+)`", text) == [name for name in known_operators() if onnx.defs.has(name)]
 
 
 def zoo_lines() -> list[str]:
-    text = between((ROOT / "docs" / "zoo.md").read_text(), "checked by tests/docs -->\n", "\n<!-- end")
+    text = between((ROOT / "docs" / "reference" / "zoo.md").read_text(), "checked by tests/docs -->\n", "\n<!-- end")
     return text.splitlines()
 
 
