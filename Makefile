@@ -7,9 +7,10 @@ READY := .venv/.ready
 STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
+DOCS_READY := .venv-docs/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test test-slow test-ray fuzz lint clean
+.PHONY: help venv venv-stock demo test test-slow test-ray fuzz docs lint clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,12 +35,15 @@ fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for
 	.venv-fuzz/bin/python -m tests.fuzz.fuzz_wire --seconds 20
 	.venv-fuzz/bin/python -m tests.fuzz.fuzz_api --seconds 90
 
+docs: $(DOCS_READY) ## the documentation as a site, in build/site: every link is checked
+	.venv-docs/bin/mkdocs build --strict
+
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(TYPED)
 
 clean: ## remove all environments and every cache
-	rm -rf .venv .venv-stock .venv-fuzz .venv-ray build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-stock .venv-fuzz .venv-ray .venv-docs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is continued by the next `make`.
@@ -65,4 +69,10 @@ $(FUZZ_READY): pyproject.toml constraints.txt
 $(RAY_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --constraint constraints.txt --editable '.[everything,ray]'
+	touch $@
+
+# The site is built without a network from here on.
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --constraint constraints.txt --editable '.[docs]'
 	touch $@
