@@ -75,7 +75,7 @@ class TaskDocument(Document):
 
 
 class Failure(Document):
-    """Why a device gives a task up; somebody else gets it."""
+    """Why a device gives a task up; another device gets it."""
 
     reason: Annotated[str, Field(max_length=64, description="A word.", examples=["out_of_memory"])]
     message: Annotated[str, Field(max_length=2000, description="For people.")] = ""

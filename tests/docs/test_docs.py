@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-import click
 import onnx
 import pytest
 from typer.main import get_command
@@ -38,17 +38,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_shown_exists(page: Path) -> None:
     text = page.read_text()
-    lines = re.findall(r"^(?:\$ |sudo )?embrace ([^\n#]*)", text, re.MULTILINE)
+    shells = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"^(?:\$ )?embrace ([^\n#]*)", shells, re.MULTILINE)
     for line in [*lines, *re.findall(r"`embrace ([^`]*)`", text)]:
         command, rest = _resolve(line.split())
         used = {option.partition("=")[0] for option in rest if re.fullmatch(r"--[a-z][a-z-]+(=.*)?", option)}
         assert used <= {option for parameter in command.params for option in parameter.opts}, line
 
 
-def _resolve(words: list[str]) -> tuple[click.Command, list[str]]:
+def _resolve(words: list[str]) -> tuple[Any, list[str]]:
     """The command that a line names, and what follows its name."""
-    command: click.Command = get_command(app)
-    while words and isinstance(command, click.Group) and re.fullmatch(r"[a-z]+", words[0]):
+    command: Any = get_command(app)
+    while words and hasattr(command, "commands") and re.fullmatch(r"[a-z]+", words[0]):
         assert words[0] in command.commands, words
         command, words = command.commands[words[0]], words[1:]
     return command, words
