@@ -12,9 +12,10 @@ DEMO_READY := .venv-demo/.ready
 STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
+DOCS_READY := .venv-docs/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test pytest test-slow test-ray fuzz coverage lint format clean
+.PHONY: help venv venv-stock demo test pytest test-slow test-ray fuzz coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,9 @@ fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for
 coverage: $(READY) $(STOCK_READY) ## which lines the tests run; fails below the floor in pyproject.toml
 	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered $(TESTS)
 
+docs: $(DOCS_READY) ## the documentation as a site, in build/site: every link is checked
+	.venv-docs/$(SCRIPTS)/mkdocs build --strict
+
 lint: $(READY) ## ruff, its formatter, and mypy --strict on every package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,7 +58,7 @@ format: $(READY) ## write the code as ruff would
 	$(BIN)/ruff format .
 
 clean: ## remove all environments and every cache
-	rm -rf .venv .venv-demo .venv-stock .venv-fuzz .venv-ray build *.egg-info
+	rm -rf .venv .venv-demo .venv-stock .venv-fuzz .venv-ray .venv-docs build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -86,3 +90,7 @@ $(FUZZ_READY): pyproject.toml constraints.txt
 # Ray is large, and few need it.
 $(RAY_READY): pyproject.toml constraints.txt
 	$(call environment,.venv-ray,--constraint constraints.txt --editable '.[everything$(comma)ray]')
+
+# The site is built without a network from here on.
+$(DOCS_READY): pyproject.toml constraints.txt
+	$(call environment,.venv-docs,--constraint constraints.txt --editable '.[docs]')

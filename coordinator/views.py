@@ -41,7 +41,7 @@ ROUND_COLUMNS = (
     "lost_state",
 )
 METRIC_COLUMNS = ("version", "name", "value", "at")
-# Of an update, then of its report; the parts of the time as in docs/edge.md.
+# Of an update, then of its report; the parts of the time as in docs/guides/fine-tune.md.
 TIMING_COLUMNS = (
     "round",
     "slot",

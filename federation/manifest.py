@@ -1,7 +1,7 @@
 """The bundle manifest: what an exported model consists of, as versioned JSON.
 
 A bundle is a directory with `manifest.json`, `weights.safetensors` and ONNX graphs. The manifest is the contract
-between the exporter, the coordinator and the devices; docs/bundle.md explains every field. Version 1.
+between the exporter, the coordinator and the devices; docs/reference/bundle.md explains every field. Version 1.
 """
 
 from __future__ import annotations

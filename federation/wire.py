@@ -3,7 +3,7 @@
 Its header is safetensors_codec.py's. A body has one or more tracks, each a vector over a region: `model` (the change of
 the weights) under the parameters' own names, others (`control`, `momentum`) as `control/NAME`. What is written here has
 its tensors in the order of the ParameterSpace, so that the data of a range of layers IS the slice of the flat vector.
-See docs/wire.md.
+See docs/reference/wire.md.
 """
 
 from __future__ import annotations

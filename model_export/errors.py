@@ -15,5 +15,5 @@ class MissingRule(ExportError):
     def __init__(self, op_type: str, node: str, module: str) -> None:
         super().__init__(
             f"no gradient rule for operator {op_type} (node {node!r}, module {module!r}); "
-            f"add one in model_export/autodiff/rules/{op_type.lower()}.py, docs/operators.md shows how"
+            f"add one in model_export/autodiff/rules/{op_type.lower()}.py, docs/reference/operators.md shows how"
         )

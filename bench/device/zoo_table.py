@@ -1,4 +1,4 @@
-"""The table of docs/zoo.md: `python -m bench.device.zoo_table` prints it, computed from the models themselves."""
+"""Print the table of docs/reference/zoo.md, computed from the models: `python -m bench.device.zoo_table`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/reproduce.md, made from stored results:
+"""The tables of docs/results/reproduce.md, made from stored results:
 
     embrace bench reproduce domo --scale short --data-dir data
     python -m bench.papers.page
@@ -16,7 +16,7 @@ from bench.papers import TABLES
 from bench.papers.report import body
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "reproduce.md"
+PAGE = ROOT / "docs" / "results" / "reproduce.md"
 RESULTS = ROOT / "bench" / "results"
 _BLOCK = re.compile(r"(<!-- results (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

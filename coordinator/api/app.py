@@ -79,7 +79,7 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
 
     @app.get("/metrics", tags=["operations"], summary="Numbers for Prometheus", response_class=Response)
     def prometheus() -> Response:
-        """The text format of Prometheus. docs/operations.md explains every number."""
+        """The text format of Prometheus. docs/guides/operations.md explains every number."""
         return Response(counts.text(), media_type=metrics.MEDIA_TYPE)
 
 

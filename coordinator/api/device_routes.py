@@ -92,7 +92,7 @@ async def send_update(
     embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
 ) -> Response:
-    """The body is a safetensors file (docs/wire.md) with the *change* of every parameter of the trained layers.
+    """The body is a safetensors file (docs/reference/wire.md): the *change* of every parameter of the trained layers.
 
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
     """
@@ -125,7 +125,7 @@ def fail_task(task: str, failure: Failure, device: Device, service: Service) -> 
     responses={200: {"content": {"application/json": {}}}, **problems(400, 404)},
 )
 def get_manifest(digest: str, device: Device, service: Service) -> Download:
-    """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/bundle.md."""
+    """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/reference/bundle.md."""
     return _immutable(service.bundle_file(digest, "manifest.json"), digest, "application/json")
 
 

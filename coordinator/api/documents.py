@@ -75,7 +75,7 @@ class TaskDocument(Document):
 
 
 class Failure(Document):
-    """Why a device gives a task up; somebody else gets it."""
+    """Why a device gives a task up; another device gets it."""
 
     reason: Annotated[str, Field(max_length=64, description="A word.", examples=["out_of_memory"])]
     message: Annotated[str, Field(max_length=2000, description="For people.")] = ""
@@ -161,7 +161,10 @@ class TimingDocument(Document):
     lost_state: Annotated[bool, Field(description="What it had kept was gone; it went on from the server's values.")]
     seconds: Annotated[
         dict[str, float],
-        Field(description="By part: docs/edge.md.", examples=[{"wall": 2.1, "forward": 0.4, "training": 1.2}]),
+        Field(
+            description="By part: docs/guides/fine-tune.md.",
+            examples=[{"wall": 2.1, "forward": 0.4, "training": 1.2}],
+        ),
     ]
 
 

@@ -19,7 +19,7 @@ creates jobs and watches them.
 
 Every request but those under *operations* has `Authorization: Bearer TOKEN`. Errors are problem documents (RFC 9457,
 `application/problem+json`); `detail` says what was found and what was expected. Every answer has an `X-Request-Id`,
-which the log has too. `docs/api.md` is a walk through all of it with curl.
+which the log has too. `docs/reference/rest.md` is a walk through all of it with curl.
 """
 
 TAGS = [

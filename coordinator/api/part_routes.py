@@ -55,5 +55,5 @@ def get_state(job: str, device: Device, service: Service) -> JobState:
     responses={**BINARY_ANSWER, **problems(404, 409)},
 )
 def get_inherited(task: str, device: Device, service: Service) -> Download:
-    """The update of whoever had this place in the cohort before (partial averaging). For the holder of the task."""
+    """The update of the device that had this place before (partial averaging). For the holder of the task."""
     return Download(service.inherited(device, task), media_type="application/octet-stream")

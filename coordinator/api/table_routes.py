@@ -46,7 +46,7 @@ def metrics_csv(job: str, service: Service) -> StreamingResponse:
 
 @router.get("/jobs/{job}/timings", summary="Where the devices' time went")
 def timings(job: str, service: Service, first_round: FirstRound = 0) -> list[TimingDocument]:
-    """What every accepted update's report says: seconds by part (docs/edge.md), bytes received."""
+    """What every accepted update's report says: seconds by part (docs/guides/fine-tune.md), bytes received."""
     return [TimingDocument(**row) for row in service.timings(job, first_round)]
 
 

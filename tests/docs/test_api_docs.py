@@ -1,4 +1,4 @@
-"""docs/api.md and docs/operations.md say what is true: the device in curl takes part, the tables are complete."""
+"""rest.md and operations.md say what is true: the device in curl takes part, the tables are complete."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from coordinator.service import Coordinator
 from coordinator.settings import Settings
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.files import Files
+from tests.docs import rest_page
 from tests.live_server import LiveServer, live_server
 from tests.stock_python import ROOT
 from tests.waiting import PATIENCE, wait_until
 
-API = (ROOT / "docs" / "api.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+API = (ROOT / "docs" / "reference" / "rest.md").read_text()
+OPERATIONS = (ROOT / "docs" / "guides" / "operations.md").read_text()
 
 
 def rows(page: str, head: str) -> list[list[str]]:
@@ -59,6 +60,10 @@ def test_every_route_is_in_the_table(app: FastAPI) -> None:
     for key, token in shown.items():
         expected = {"admin": ("admin",), "device": ("device", "enrolment"), "operations": ("none",)}[known[key]]
         assert token in expected, key
+
+
+def test_the_page_of_operations_is_current(app: FastAPI) -> None:
+    assert rest_page.PAGE.read_text("utf-8") == rest_page.page(app.openapi()), "run python -m tests.docs.rest_page"
 
 
 def test_every_operation_is_described(app: FastAPI) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+from typer.main import get_command
 
 from bench.device.zoo_table import HEAD, ZooRow, rows, table
+from embrace.cli.main import app
 from federation import manifest
 from federation.space import Parameter
 from model_export.autodiff.registry import known_operators
@@ -18,44 +21,70 @@ from model_export.source import load_source
 from model_export.zoo import ZOO
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def between(text: str, start: str, end: str) -> str:
     return text.split(start, 1)[1].split(end, 1)[0]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     local = [target.partition("#")[0] for target in targets if "://" not in target]
     assert [target for target in local if target and not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_shown_exists(page: Path) -> None:
-    from typer.main import get_command
-
-    from embrace.cli.main import app
-
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    shown = set(re.findall(r"^\$? ?embrace ([a-z]+)", page.read_text(), re.MULTILINE))
-    shown |= set(re.findall(r"`embrace ([a-z]+)", page.read_text()))
-    assert shown <= known
-    options = {"--help"} | {name for command in get_command(app).commands.values() for name in _options(command)}  # type: ignore[attr-defined]
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "\n".join(re.findall(r"embrace [^\n`]*", page.read_text()))))
-    assert used <= options
+    text = page.read_text()
+    shells = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"^(?:\$ )?embrace ([^\n#]*)", shells, re.MULTILINE)
+    for line in [*lines, *re.findall(r"`embrace ([^`]*)`", text)]:
+        command, rest = _resolve(line.split())
+        used = {option.partition("=")[0] for option in rest if re.fullmatch(r"--[a-z][a-z-]+(=.*)?", option)}
+        assert used <= {option for parameter in command.params for option in parameter.opts}, line
 
 
-def _options(command: object) -> set[str]:
-    nested = getattr(command, "commands", {})
-    own = {option for parameter in command.params for option in parameter.opts}  # type: ignore[attr-defined]
-    return own.union(*(_options(child) for child in nested.values()))
+def _resolve(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that a line names, and what follows its name."""
+    command: Any = get_command(app)
+    while words and hasattr(command, "commands") and re.fullmatch(r"[a-z]+", words[0]):
+        assert words[0] in command.commands, words
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_target_of_make_exists(page: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    assert set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", text, re.MULTILINE)) <= {
+        pair for name in known for pair in ((name, ""), ("", name))
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_have_an_actor(page: Path) -> None:
+    assert re.findall(r"(?i)\b(?:whoever|nobody|somebody|everybody|anybody)\b", page.read_text()) == []
+
+
+def test_the_walk_has_twelve_files_that_exist() -> None:
+    text = between((ROOT / "docs" / "architecture.md").read_text(), "<!-- walk", "<!-- end of walk")
+    files = re.findall(r"^\d+\. `([\w/.]+)`", text, re.MULTILINE)
+    assert len(files) == 12
+    assert [file for file in re.findall(r"`([\w/]+\.py)`", text) if not (ROOT / file).is_file()] == []
+
+
+def test_the_glossary_is_short_and_sorted() -> None:
+    terms = re.findall(r"^\| (?!term|---)(.*?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert 0 < len(terms) <= 40
+    assert terms == sorted(terms)
 
 
 def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_bundle(load_source("digits"), tmp_path / "bundles" / "digits", Choices())
-    text = (ROOT / "docs" / "bundle.md").read_text()
+    text = (ROOT / "docs" / "reference" / "bundle.md").read_text()
     program = between(text, "```python\n", "```")
     assert len([line for line in program.splitlines() if line and "import" not in line]) <= 18
     monkeypatch.chdir(tmp_path)
@@ -75,7 +104,7 @@ def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_of_the_manifest_is_explained(kind: type) -> None:
-    text = (ROOT / "docs" / "bundle.md").read_text()
+    text = (ROOT / "docs" / "reference" / "bundle.md").read_text()
     section = between(text, f"### {kind.__name__}\n", "\n#")
     first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     explained = {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)}
@@ -83,13 +112,13 @@ def test_every_field_of_the_manifest_is_explained(kind: type) -> None:
 
 
 def test_the_operators_listed_are_those_with_a_rule() -> None:
-    """Operators that exist only between the layout pass and its lowerings are nobody's business."""
-    text = between((ROOT / "docs" / "operators.md").read_text(), "registry by tests/docs -->", "<!-- end")
+    """Operators that exist only between the layout pass and its lowerings are left out."""
+    text = between((ROOT / "docs" / "reference" / "operators.md").read_text(), "registry by tests/docs -->", "<!-- end")
     assert re.findall(r"`(\w+)`", text) == [name for name in known_operators() if onnx.defs.has(name)]
 
 
 def zoo_lines() -> list[str]:
-    text = between((ROOT / "docs" / "zoo.md").read_text(), "checked by tests/docs -->\n", "\n<!-- end")
+    text = between((ROOT / "docs" / "reference" / "zoo.md").read_text(), "checked by tests/docs -->\n", "\n<!-- end")
     return text.splitlines()
 
 
@@ -121,4 +150,4 @@ def snippet(page: str, beginning: str) -> str:
 
 def test_the_rule_shown_is_the_one_in_the_source() -> None:
     source = (ROOT / "model_export" / "autodiff" / "rules" / "activation.py").read_text()
-    assert snippet("operators.md", '@rule("Softplus")') in source
+    assert snippet("reference/operators.md", '@rule("Softplus")') in source

@@ -1,4 +1,4 @@
-"""docs/jobs.md: every job file on it is one, and its tables have the keys of the program, each with its default."""
+"""docs/reference/jobs.md: its job files can be read, its tables have the keys of the program with their defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "jobs.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "jobs.md").read_text()
 BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 TABLES = {field.name for field in fields(Plan)} & {
     "participate",

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# What is refused, in the words that the user reads. docs/data.md shows some of them.
+# What is refused, in the words that the user reads. docs/guides/data.md shows some of them.
 
 ONES = np.ones((4, 2), np.float32)
 
@@ -360,7 +360,7 @@ def test_no_archive_at_all() -> None:
 
 
 def test_the_messages_of_the_page_are_real() -> None:
-    page = (ROOT / "docs" / "data.md").read_text()
+    page = (ROOT / "docs" / "guides" / "data.md").read_text()
     shown = page.split("<!-- messages -->\n```\n")[1].split("```")[0].splitlines()
     assert len(shown) > 5
     assert set(shown) <= {message for _, _, message in REFUSED}

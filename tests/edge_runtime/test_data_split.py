@@ -94,7 +94,7 @@ def test_the_examples_of_the_page_run(
 ) -> None:
     Path("bundles/digits").mkdir(parents=True)
     Path("bundles/digits/manifest.json").write_text(dumps(model()))
-    page = (ROOT / "docs" / "data.md").read_text()
+    page = (ROOT / "docs" / "guides" / "data.md").read_text()
     blocks = re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
     write_text("mydata.py", next(text for kind, text in blocks if text.startswith("# mydata.py")))
     names: dict[str, Any] = {}

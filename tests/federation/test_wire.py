@@ -176,7 +176,7 @@ def test_memory_does_not_grow_with_the_body() -> None:
         tracemalloc.stop()
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "wire.md"
 
 
 def block_of_the_page(start: str) -> str:

@@ -1,4 +1,4 @@
-"""The rules of combining (docs/algorithms.md) against their one-element-at-a-time transcription, for random fleets."""
+"""Rules of combining (docs/reference/algorithms.md) against their one-element-at-a-time transcription."""
 
 from __future__ import annotations
 

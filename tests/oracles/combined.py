@@ -1,6 +1,6 @@
 """Every rule on elements that a device did not train: the laws of combining, one element at a time.
 
-No paper has them; they are the project's own (docs/algorithms.md, "Combining"). For each element:
+No paper has them; they are the project's own (docs/reference/algorithms.md, "Combining"). For each element:
 - means divide by the weight of the devices that trained it; nobody trained it: the value and all server state stay;
 - server momentum, the moments of Adam, Yogi and Adagrad and SCAFFOLD's c move only where somebody trained;
   c moves by Σ Δc_i / N over those that did;

@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/latency.md, made from stored results:
+"""The tables and pictures of docs/results/latency.md, made from stored results:
 
     embrace bench latency resnet20 --iterations 30 --json > bench/results/latency-resnet20.json
     python -m embrace.cli.bench.page
@@ -21,10 +21,10 @@ from embrace.cli.bench.memory import report_of as memory_report
 from embrace.cli.bench.report import BenchReport, bullets
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "latency.md"
+PAGE = ROOT / "docs" / "results" / "latency.md"
 RESULTS = ROOT / "bench" / "results"
 _BLOCK = re.compile(r"(<!-- results (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_PICTURE = re.compile(r"\]\(images/((?:latency|memory)-[\w.-]+)\.png\)")
+_PICTURE = re.compile(r"\]\(\.\./images/((?:latency|memory)-[\w.-]+)\.png\)")
 
 
 def filled(text: str) -> str:
@@ -68,7 +68,7 @@ def main() -> None:
     text = filled(PAGE.read_text("utf-8"))
     PAGE.write_text(text, "utf-8")
     for name in dict.fromkeys(_PICTURE.findall(text)):
-        _draw(name, PAGE.parent / "images" / f"{name}.png")
+        _draw(name, PAGE.parent.parent / "images" / f"{name}.png")
 
 
 if __name__ == "__main__":

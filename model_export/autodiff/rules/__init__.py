@@ -1,1 +1,1 @@
-"""Gradients of operators, one family per file. docs/operators.md shows how to add one."""
+"""Gradients of operators, one family per file. docs/reference/operators.md shows how to add one."""

@@ -1,4 +1,4 @@
-"""docs/latency.md says what the stored results say."""
+"""docs/results/latency.md says what the stored results say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/operators.md shows to somebody who adds a rule works as shown."""
+"""What docs/reference/operators.md shows to somebody who adds a rule works as shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_export.graph import Shape
 from tests.model_export.autodiff.drawing import examples, shapes
 from tests.model_export.autodiff.harness import check_operator, operator
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operators.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "operators.md"
 
 
 def snippet(beginning: str) -> str:
