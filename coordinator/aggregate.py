@@ -59,6 +59,16 @@ class OnDisk:
         return np.fromfile(self.path, "<f4", at.stop - at.start, offset=self.start + 4 * at.start)
 
 
+@dataclass(frozen=True)
+class BodyOnDisk:
+    """The body of an update in a file. It is opened for each read: a cohort may be larger than the limit of files."""
+
+    path: Path
+
+    def values(self, offset: int, count: int) -> Vector:
+        return np.fromfile(self.path, "<f4", count, offset=offset)
+
+
 def stored_version(
     files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str]
 ) -> dict[str, OnDisk]:

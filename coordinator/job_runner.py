@@ -6,7 +6,7 @@ again from the bodies, and give the same bits in whatever order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from sqlalchemy import Insert, Table, Update, bindparam, func, insert, select, update
@@ -17,8 +17,8 @@ from coordinator.store.schema import EventRow, JobRow, RoundRow, SeatRow, Update
 from coordinator.summing import Summing
 from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
-from federation.axes.sync import Rotating
-from federation.exchange import Exchange, Inherit
+from federation.engine import RoundEngine
+from federation.exchange import Inherit
 from federation.job import Plan
 from federation.manifest import Manifest
 from federation.messages import Task
@@ -35,9 +35,8 @@ class JobRunner:
         self.plan = plan
         self.manifest = manifest
         self.files = files
-        self.cover = plan.cover.build(plan.local.batch)
-        self.space = manifest.space
-        self.summing = Summing(row.id, plan, manifest, files, reached)
+        self.engine = RoundEngine(plan, manifest)
+        self.summing = Summing(row.id, self.engine, files, reached)
         self.round: rounds.Round | None = None
         self.previous: cohort.Cohort | None = None
         self.paused_at: float | None = None
@@ -57,12 +56,9 @@ class JobRunner:
 
     def open(self, session: Session, number: int, now: float) -> None:
         """The next round."""
-        limits = self.plan.bounds
         self.save(session)
         self.previous, self._kept = _cohort(self.round) if self.round else None, ()
-        self.round = rounds.open_round(
-            number, self.plan.seed, self.plan.participation, now, lease=limits.lease, offer=limits.offer
-        )
+        self.round = self.engine.open(number, now)
         self.summing.forget()
         session.add(
             RoundRow(
@@ -148,19 +144,10 @@ class JobRunner:
             }
             self.note(type(effect).__name__, {"round": self.round.number, **facts}, now)
 
-    def assign(self, available: Iterable[str], profiles: dict[str, DeviceProfile]) -> cohort.Cohort:
+    def assign(self, profiles: dict[str, DeviceProfile]) -> cohort.Cohort:
         """The cohort of the round that is being selected."""
         assert self.round is not None
-        return cohort.assign(
-            self.plan.seed,
-            self.round.number,
-            available,
-            profiles,
-            self.plan.participation,
-            self.cover,
-            self.manifest,
-            self.previous,
-        )
+        return self.engine.assign(self.round.number, profiles, self.previous)
 
     def know_unfit(self, unfit: Mapping[str, str], now: float) -> None:
         """Whoever watches hears of each once."""
@@ -174,40 +161,27 @@ class JobRunner:
         assert self.round is not None
         return f"{self.id}-{self.round.number}-{seat.number}-{len(seat.holders)}"
 
-    def task(self, session: Session, seat: cohort.Seat, seed: int) -> Task:
+    def task(self, session: Session, seat: cohort.Seat) -> Task:
         """What the device of a seat is to do."""
         assert self.round is not None
-        return self.plan.local.task(seat.member.boundary, self.round.number, seed, self._exchange(session, seat))
+        number = self.round.number
+        last = self._last(session, seat.member.device) if self.engine.keeps_state else None
+        inherit = self.inherit(session, seat.number)
+        return self.engine.task(seat, number, self.summing.facts, last=last, inherit=inherit)
 
-    def _exchange(self, session: Session, seat: cohort.Seat) -> Exchange:
+    def _last(self, session: Session, device: str) -> tuple[int, str] | None:
+        """The round and the task in which a device last took part."""
         assert self.round is not None
-        plan, number = self.plan, self.round.number
-        last = None
-        if plan.choices.keeps_state:
-            mine = select(UpdateRow.round, UpdateRow.task).where(
-                UpdateRow.job == self.id, UpdateRow.device == seat.member.device, UpdateRow.round < number
-            )
-            row = session.execute(mine.order_by(UpdateRow.round.desc()).limit(1)).first()
-            last = (row.round, row.task) if row else None
-        return plan.choices.exchange(
-            plan.when(number),
-            self.summing.facts,
-            steps=plan.local.steps,
-            window_from=plan.window_from(number),
-            last=last,
-            inherit=self.inherit(session, seat.number),
+        mine = select(UpdateRow.round, UpdateRow.task).where(
+            UpdateRow.job == self.id, UpdateRow.device == device, UpdateRow.round < self.round.number
         )
-
-    def hands_on(self, number: int) -> bool:
-        """Whether a round begins with the local models of the round before."""
-        sync = self.plan.choices.sync
-        local = isinstance(sync, Rotating) and sync.redistribute == "local"
-        return local and number > 0 and self.plan.when(number - 1).ends_window
+        row = session.execute(mine.order_by(UpdateRow.round.desc()).limit(1)).first()
+        return (row.round, row.task) if row else None
 
     def inherit(self, session: Session, slot: int) -> Inherit | None:
         """Whose local model the device of a slot goes on with."""
         assert self.round is not None
-        if not self.hands_on(self.round.number):
+        if not self.engine.inherits(self.round.number):
             return None
         theirs = select(UpdateRow).where(
             UpdateRow.job == self.id, UpdateRow.round == self.round.number - 1, UpdateRow.slot == slot
@@ -230,7 +204,7 @@ class JobRunner:
 
     def needed(self, session: Session) -> list[UpdateRow]:
         """The updates whose bodies are of use: those of this round, and those that it goes on from."""
-        handed_on = self.round is not None and self.hands_on(self.round.number)
+        handed_on = self.round is not None and self.engine.inherits(self.round.number)
         return [*self.updates(session), *(self.updates(session, before=1) if handed_on else ())]
 
 

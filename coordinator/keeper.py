@@ -268,13 +268,13 @@ class JobKeeper(Views):
             if runner.round is None or runner.round.state != "closing":
                 return
             updates, devices = runner.updates(session), runner.contributors(session)
-            done = runner.updates(session, before=1) if runner.hands_on(runner.round.number) else []
+            done = runner.updates(session, before=1) if runner.engine.inherits(runner.round.number) else []
         for update in updates:
             self._fold(runner, update)
         if not updates:
             raise EmbraceError(f"round {runner.round.number} closed without an update")
         runner.summing.write_next(job.version, updates, devices)
-        told, facts = runner.summing.summary(updates), runner.summing.next_facts(updates[0].round)
+        told, facts = runner.summing.summary(updates), runner.summing.next_facts()
         self._reached("mid-commit")
         with self._lock, self._transaction(runner) as session:
             job = session.get_one(JobRow, runner.id)
@@ -297,7 +297,7 @@ class JobKeeper(Views):
             self._then.append(partial(self._reached, "after-commit"))
             self._then.append(partial(self._evaluate, job, job.version, runner.plan.evaluate))
         try:  # what follows can fail without harm
-            done += updates if job.state in FINISHED or not runner.hands_on(number + 1) else []
+            done += updates if job.state in FINISHED or not runner.engine.inherits(number + 1) else []
             _remove([self._body(update) for update in done])
             forget_versions(self.files, runner.id, before=job.version - 1)
         except OSError:

@@ -21,7 +21,6 @@ from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
-from federation.identity import task_seed
 from federation.messages import TaskOffer, encode_task
 from federation.wire import CheckedUpdate, UpdateDecoder
 
@@ -183,7 +182,7 @@ class Coordinator(JobKeeper):
             sha256=arrival.sha256,
             bytes=checked.size,
             samples=samples,
-            weight=runner.plan.weigh.weight(samples),
+            weight=runner.engine.weight(samples),
             report=arrival.report,
             arrived_at=self.clock(),
         )
@@ -200,7 +199,7 @@ class Coordinator(JobKeeper):
         if row is None or row.sha256 != sha256 or runner is None or runner.round is None:
             return False
         rounds_ago = runner.round.number - row.round
-        return rounds_ago == 0 or (rounds_ago == 1 and runner.hands_on(runner.round.number))
+        return rounds_ago == 0 or (rounds_ago == 1 and runner.engine.inherits(runner.round.number))
 
     def inherited(self, device: str, task: str) -> Path:
         """The body that the holder of a task goes on with."""
@@ -230,7 +229,7 @@ class Coordinator(JobKeeper):
         for runner in jobs:
             if runner.round is not None and runner.round.state == "selecting":
                 profiles = self._present(session)
-                drawn = runner.assign(profiles, profiles)
+                drawn = runner.assign(profiles)
                 runner.know_unfit(dict(drawn.unfit), self.clock())
                 self._advance(session, runner, rounds.DevicesAvailable(cohort=drawn))
         refused = NotAllowed("this device was shut out")
@@ -258,7 +257,7 @@ class Coordinator(JobKeeper):
                 effects = self._advance(session, runner, cohort.LeaseTaken(device, seat.number))
                 granted = next((e.seat for e in effects if isinstance(e, cohort.GrantLease)), None)
                 if granted:
-                    work = encode_task(runner.task(session, granted, task_seed(runner.plan.seed, device)))
+                    work = encode_task(runner.task(session, granted))
                     return TaskOffer(runner.task_id(granted), runner.id, bundle, version, granted.until, work)
         return None
 
@@ -268,7 +267,7 @@ class Coordinator(JobKeeper):
         profile = decode(DeviceProfile, session.get_one(DeviceRow, device).profile, "profile", defaults=True)
         member, why = None, None
         try:
-            member = cohort.member_of(device, profile, runner.cover, runner.manifest)
+            member = runner.engine.member(device, profile)
         except EmbraceError as error:
             why = str(error)
         if why != runner.unfit.get(device):  # the same again, from many who wait, costs nothing

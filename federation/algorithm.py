@@ -5,31 +5,16 @@ Who takes part is in axes/participate.py, what a device trains in axes/cover.py;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from federation.axes.local import ControlVariate, LocalRule, Momentum, fuses
-from federation.axes.serve import Average, RoundFacts, ServeRule
-from federation.axes.sync import Sync, SyncFacts, When, WholeModel, after_round
-from federation.axes.sync.names import encode_sync
+from federation.axes.serve import Average, ServeRule
+from federation.axes.sync import FedLama, Rotating, Sync, SyncFacts, WholeModel
 from federation.axes.weigh import Weigh
-from federation.exchange import Exchange, Inherit
-from federation.layout import MODEL
-from federation.server_step import (
-    CONTROL,
-    MOMENTUM,
-    Change,
-    Move,
-    Sums,
-    Vectors,
-    control_step,
-    momentum_step,
-    server_step,
-    spread,
-)
-from federation.space import ParameterSpace, Vector
+from federation.server_step import CONTROL, MOMENTUM
+from federation.space import Vector
 
 
 @dataclass(frozen=True)
@@ -59,18 +44,33 @@ class Algorithm:
     @property
     def keeps_state(self) -> bool:
         """Whether devices keep something from one round to the next."""
-        return self._rules_keep or not isinstance(self.sync, WholeModel)
+        return self.rules_keep or not isinstance(self.sync, WholeModel)
 
     @property
-    def _rules_keep(self) -> bool:
+    def rules_keep(self) -> bool:
+        """Whether a local rule does."""
         own = any(isinstance(rule, ControlVariate) for rule in self.rules)
         kept = any(isinstance(rule, Momentum) and rule.between == "keep" for rule in self.rules)
         return own or kept or self.fuses
 
     @property
+    def hands_on(self) -> bool:
+        """Whether local models go on with the next cohort."""
+        return isinstance(self.sync, Rotating) and self.sync.redistribute == "local"
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the intervals of layers follow from how far local models are apart."""
+        return isinstance(self.sync, FedLama)
+
+    @property
     def fuses(self) -> bool:
         """Whether devices use the server's last move (DOMO)."""
         return fuses(self.rules)
+
+    def fuse(self, rate: float | None, steps: int) -> float | None:
+        """The scale 1/(αηP) that turns the server's last move into its momentum; None: there is no move to use."""
+        return 1.0 / (self.serve.rate * rate * steps) if self.fuses and rate else None
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -81,53 +81,3 @@ class Algorithm:
         """The server's state before the first round."""
         first = {name: self.serve.first(name) if name in self.serve.vectors else 0.0 for name in self.vectors}
         return {name: np.full(size, value, np.float32) for name, value in first.items()}
-
-    def exchange(
-        self,
-        when: When,
-        facts: Facts,
-        *,
-        steps: int,
-        window_from: int = 0,
-        last: tuple[int, str] | None = None,
-        inherit: Inherit | None = None,
-    ) -> Exchange:
-        """What a device is told; `last` is its last successful round and task."""
-        fuse = None
-        if self.fuses and facts.rate:
-            fuse = 1.0 / (getattr(self.serve, "rate", 1.0) * facts.rate * steps)
-        keeps = self._rules_keep or len(facts.sync.changed) > 1  # of one unit, always due, nothing is kept
-        known = last if keeps else None
-        return Exchange(
-            sync=encode_sync(self.sync),
-            sent=self.sync.sent(when, facts.sync),
-            changed=facts.sync.changed,
-            window_from=window_from,
-            last_round=known[0] if known else None,
-            last_task=known[1] if known else None,
-            inherit=inherit,
-            tracks=self.tracks,
-            fuse=fuse,
-        )
-
-    def changes(
-        self, sums: Sums, moves: Iterable[Move], space: ParameterSpace, before: Vectors, facts: RoundFacts, devices: int
-    ) -> Iterator[Change]:
-        """Every new value of a round, block by block."""
-        yield from server_step(self.serve, moves, before, facts)
-        if CONTROL in sums:
-            yield from control_step(sums[CONTROL], space, before, devices)
-        if MOMENTUM in sums:
-            yield from momentum_step(sums[MOMENTUM], space, before)
-
-    def after(self, when: When, facts: Facts, sums: Sums, space: ParameterSpace, rate: float, steps: int) -> Facts:
-        """The facts once a round is committed."""
-        units = self.sync.units(space)
-        sizes = tuple(unit.only("weight").size for unit in units)
-        measured: dict[int, float] = {}
-        if len(units) == len(space.layers) and MODEL in sums:
-            for layer in self.sync.due(when, facts.sync):
-                found = spread(sums[MODEL], space, layer)
-                if found is not None and sizes[layer]:
-                    measured[layer] = found / (facts.sync.intervals[layer] * steps * sizes[layer])
-        return Facts(after_round(self.sync, when, facts.sync, sizes, measured), rate)

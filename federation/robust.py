@@ -1,38 +1,45 @@
 """Combining updates so that a few bad ones do no harm: coordinate-wise median and trimmed mean.
 
 Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018. Both need all updates
-of a round at once: their bodies stay on disk, and a block of each is read at a time. Weights play no part.
+of a round at once: their bodies stay where they are, and a block of each is read at a time. Weights play no part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import InputError
 from federation.server_step import Move
+from federation.space import Vector
 from federation.wire import CheckedTrack
 
 Combining = Literal["mean", "median", "trimmed_mean"]
 MOST_ELEMENTS = 1 << 21  # of all updates together: 16 MB
 
 
-def robust_moves(updates: Sequence[tuple[CheckedTrack, Path]], combine: Combining, trim: float) -> Iterator[Move]:
-    """Blocks of the combined update, parameter by parameter, over the updates that have the parameter."""
-    bodies = [(path, {run.start: offset for offset, run in track.places}) for track, path in updates]
+class StoredBody(Protocol):
+    """The body of an update, wherever it is stored."""
+
+    def values(self, offset: int, count: int) -> Vector:
+        """Read so many values that begin at a byte of the body."""
+
+
+def robust_moves(updates: Sequence[tuple[CheckedTrack, StoredBody]], combine: Combining, trim: float) -> Iterator[Move]:
+    """Combine updates block by block, parameter by parameter, over the updates that have the parameter."""
+    bodies = [(body, {run.start: offset for offset, run in track.places}) for track, body in updates]
     pieces = {p.run.start: p for track, _ in updates for layer in track.region.layers for p in layer}
     step = max(1, MOST_ELEMENTS // max(1, len(bodies)))
     for begin, piece in sorted(pieces.items()):
-        holders = [(path, places[begin]) for path, places in bodies if begin in places]
+        holders = [(body, places[begin]) for body, places in bodies if begin in places]
         for first in range(begin, begin + piece.size, step):
             at = slice(first, min(first + step, begin + piece.size))
             rows = np.empty((len(holders), at.stop - at.start))
-            for row, (path, offset) in zip(rows, holders):  # opened each time: a cohort may be larger than the limit
-                row[:] = np.fromfile(path, "<f4", row.size, offset=offset + 4 * (at.start - begin))
+            for row, (body, offset) in zip(rows, holders):
+                row[:] = body.values(offset + 4 * (at.start - begin), row.size)
             yield Move(at, piece.parameter.kind, _combined(rows, combine, trim))
 
 

@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
-from federation.coverage import coverage
-from federation.exchange import trained_region, units_region
+from federation.exchange import units_region
 from federation.job import Plan
-from federation.layout import MODEL, Layout
-from federation.manifest import Manifest
+from federation.layout import MODEL
 from federation.messages import MOST_STEPS
 from federation.region import Region, Run
 from federation.server_step import CONTROL
-from federation.space import Vector
-from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, Limits, UpdateDecoder, read_blocks, within
+from federation.space import ParameterSpace, Vector
+from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, read_blocks, within
 
-MOST_LAYOUTS = 63
 Reached = Callable[[str], None]  # told of points at which a test may end the process
-
-
-class Layouts:
-    """What an update of a boundary has to have: the same for all rounds that synchronise the same units."""
-
-    def __init__(self, plan: Plan, manifest: Manifest) -> None:
-        self.plan = plan
-        self.manifest = manifest
-        self.space = manifest.space
-        self._known: dict[tuple[str, tuple[int, ...]], Layout] = {}  # those made last, first
-
-    def layout(self, boundary: str, number: int, facts: Facts) -> Layout:
-        algorithm = self.plan.choices
-        sent = algorithm.sync.sent(self.plan.when(number), facts.sync)
-        known = self._known.get((boundary, sent))
-        if known is None:
-            trained = trained_region(self.manifest, coverage(self.manifest, boundary))
-            region = trained & units_region(algorithm.sync, self.space, sent)
-            known = Layout(dict.fromkeys((MODEL, *algorithm.tracks), region))
-            self._known = {(boundary, sent): known, **dict(list(self._known.items())[:MOST_LAYOUTS])}
-        return known
-
-    def decoder(self, layout: Layout) -> tuple[UpdateDecoder, int]:
-        """What checks an update, and the most bytes that it can have."""
-        room = 4 * len(layout.header) + 4096  # for another way of writing the same
-        return UpdateDecoder(layout, replace(self.limits, max_header_bytes=room)), 8 + room + 4 * layout.space.size
-
-    @cached_property
-    def limits(self) -> Limits:
-        """What the values of an update may be."""
-        bounds = self.plan.bounds
-        return Limits(max_norm=bounds.max_norm, max_value=bounds.max_value, max_other_value=bounds.max_other_value)
 
 
 class RoundSums:
@@ -64,25 +27,30 @@ class RoundSums:
     def __init__(
         self,
         plan: Plan,
-        manifest: Manifest,
-        facts: Facts,
+        space: ParameterSpace,
         number: int,
+        facts: Facts,
         draws: int,
-        reached: Reached = lambda point: None,
+        reached: Reached,
     ) -> None:
         """`draws`: how many times updates can count at most, all together."""
         self.plan = plan
-        self.space = manifest.space
+        self.space = space
         self.number = number
+        self.facts = facts
         self.draws = draws
         self._reached = reached
-        self.due: Region = units_region(
-            plan.choices.sync, self.space, plan.choices.sync.due(plan.when(number), facts.sync)
-        )
+        sync = plan.choices.sync
+        self.due: Region = units_region(sync, space, sync.due(plan.when(number), facts.sync))
         self.totals: dict[str, Accumulator] = {}
 
     def fold(self, checked: CheckedUpdate, body: BodyFile, weight: float, count: int, report: Any) -> None:
-        """Add an update, in a body that was checked. The order makes no difference to a single bit."""
+        """Add an update, in a body that was checked. The order makes no difference to a single bit.
+
+        A robust rule sums nothing: it reads all bodies when the round closes.
+        """
+        if self.plan.combining.combine != "mean":
+            return
         for name, track in checked.tracks.items():
             # c is the sum of all c_i, so a change of c_i counts once, however often its device was drawn.
             times = 1 if name == CONTROL else count
@@ -90,7 +58,7 @@ class RoundSums:
 
     def _fold(self, name: str, track: CheckedTrack, body: BodyFile, weight: float, count: int, report: Any) -> None:
         if name not in self.totals:
-            self.totals[name] = self._accumulator(name)
+            self.totals[name] = self.accumulator(name)
         blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)
         length, squares = 1.0, track.squares
         if name == MODEL:
@@ -116,7 +84,8 @@ class RoundSums:
         steps = min(max(told, 1), MOST_STEPS) if known else local.steps
         return self.plan.weigh.length(self.plan.choices.rules, steps, local.schedule.at(self.number))
 
-    def _accumulator(self, name: str) -> Accumulator:
+    def accumulator(self, name: str) -> Accumulator:
+        """Make empty sums of a track, with the bounds of the round."""
         bounds = self.plan.bounds
         if name != MODEL:
             return Accumulator(self.space, max_value=bounds.max_other_value, max_weight=max(self.draws, 1.0))

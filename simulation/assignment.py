@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from federation.coverage import coverage
 from federation.manifest import Manifest
 from federation.messages import Task
-from simulation.server import Seat
+from simulation.server import SeatTask
 
 # Devices that are trained at once. 16 against a plain loop, at batch 32: logistic regression (0.25 million
 # multiply-accumulates in a step) 2.9 times as quick, the digits (5) 1.8, two hidden layers (6.4) 1.4, the smallest CNN
@@ -42,7 +42,7 @@ class Assigner:
     stacks: bool  # whether the engine can
     workers: int
 
-    def assign(self, seats: Sequence[Seat]) -> list[list[list[Seat]]]:
+    def assign(self, seats: Sequence[SeatTask]) -> list[list[list[SeatTask]]]:
         """Put units into shares of about the same work, the largest first: one per process, more where they are long.
 
         What a device gives does not depend on the share that its unit is in.
@@ -51,7 +51,7 @@ class Assigner:
         costs = {unit[0].slot: sum(map(self._cost, unit)) for unit in units}
         count = self.workers * max(1, int(sum(costs.values()) / WORTH / self.workers))
         loads = [0.0] * count
-        shares: list[list[list[Seat]]] = [[] for _ in range(count)]
+        shares: list[list[list[SeatTask]]] = [[] for _ in range(count)]
         for unit in sorted(units, key=lambda unit: -costs[unit[0].slot]):
             least = loads.index(min(loads))
             loads[least] += costs[unit[0].slot]
@@ -59,12 +59,12 @@ class Assigner:
         order = sorted(range(count), key=lambda number: -loads[number])
         return [shares[number] for number in order if shares[number]]
 
-    def units(self, seats: Sequence[Seat]) -> list[list[Seat]]:
+    def units(self, seats: Sequence[SeatTask]) -> list[list[SeatTask]]:
         """Form what one process has to train as a whole: full stacks in the cohort's order, the rest of each kind."""
-        kinds: dict[tuple[str, int, int], list[Seat]] = {}
+        kinds: dict[tuple[str, int, int], list[SeatTask]] = {}
         for seat in seats:
             kinds.setdefault(self._kind(seat), []).append(seat)
-        found: list[list[Seat]] = []
+        found: list[list[SeatTask]] = []
         for same in kinds.values():
             size = MOST_STACKED if self.stacks and may_stack(self.manifest, same[0].task) else 1
             for start in range(0, len(same), size):
@@ -72,13 +72,13 @@ class Assigner:
                 found += [unit] if len(unit) >= LEAST_STACKED else [[seat] for seat in unit]
         return found
 
-    def _kind(self, seat: Seat) -> tuple[str, int, int]:
+    def _kind(self, seat: SeatTask) -> tuple[str, int, int]:
         """Name the kind of a device: those of different kinds are never stacked."""
         samples = self.samples[seat.device]
         task = seat.task.for_samples(samples)
         return task.boundary, task.steps, min(task.batch, samples)
 
-    def _cost(self, seat: Seat) -> float:
+    def _cost(self, seat: SeatTask) -> float:
         """Estimate the multiply-accumulates that a device computes."""
         layers, start = self.manifest.layers, coverage(self.manifest, seat.task.boundary).boundary
         samples = self.samples[seat.device]

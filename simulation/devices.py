@@ -20,8 +20,10 @@ from edge_runtime.participant import Begun, Contribution, Part, begin, finish
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.trainer import Outcome, Received
 from federation.algorithm import Facts
+from federation.cohort import Seat
 from federation.coverage import coverage
 from federation.decode import decode
+from federation.engine import RoundEngine
 from federation.errors import NonFiniteLoss
 from federation.exchange import Inherit, trained_region
 from federation.job import Plan
@@ -29,11 +31,12 @@ from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
 from federation.messages import Task, decode_task, encode_task
 from federation.region import Region, of_layers
-from federation.round_sums import Layouts, RoundSums
+from federation.round_sums import RoundSums
+from federation.rounds import encode_seat
 from federation.space import Vector
 from federation.traffic import Traffic, traffic_of
 from federation.wire import CheckedUpdate, WireError, check_data
-from simulation.server import BEFORE, Seat
+from simulation.server import BEFORE, SeatTask
 
 HANDED_ON = "handed-on"  # folder of local models
 
@@ -53,7 +56,7 @@ class Share:
     number: int
     facts: Facts
     draws: int
-    groups: list[list[Seat]]
+    groups: list[list[SeatTask]]
     hands_on: bool = False  # the next round goes on with these local models
     compares: bool = False  # these local models are compared with each other
     saved: int = 0  # the round with which the run would go on, if it ended now
@@ -67,7 +70,8 @@ class Share:
             for seat in group:
                 plain = replace(seat.task, seed=0)
                 tasks += [] if tasks and tasks[-1] == plain else [plain]
-                seats.append({**vars(seat), "task": [len(tasks) - 1, seat.task.seed]})
+                place = {"id": seat.id, "seat": encode_seat(seat.seat)}
+                seats.append({**place, "task": [len(tasks) - 1, seat.task.seed]})
             groups.append(seats)
         return {**vars(self), "facts": asdict(self.facts), "tasks": list(map(encode_task, tasks)), "groups": groups}
 
@@ -76,9 +80,9 @@ class Share:
         rest = {**data, "facts": decode(Facts, data["facts"], "facts")}
         tasks = list(map(decode_task, rest.pop("tasks")))
 
-        def seat(told: dict[str, Any]) -> Seat:
+        def seat(told: dict[str, Any]) -> SeatTask:
             number, seed = told["task"]
-            return Seat(**{**told, "task": replace(tasks[number], seed=seed)})
+            return SeatTask(told["id"], decode(Seat, told["seat"], "seat"), replace(tasks[number], seed=seed))
 
         return cls(**{**rest, "groups": [list(map(seat, group)) for group in data["groups"]]})
 
@@ -112,17 +116,16 @@ class Devices:
         look: Callable[[int, Vector], None] = lambda slot, weights: None,
     ) -> None:
         """`vectors` are the server's, read where they lie; `look` sees whole local models that are to be compared."""
-        self.plan = plan
         self.manifest = manifest
         self.vectors = vectors
         self.folder = folder
         self.train = train
         self.look = look
-        self._layouts = Layouts(plan, manifest)
+        self.engine = RoundEngine(plan, manifest)
 
     def run(self, work: Share) -> Done:
         """All tasks of a share, folded."""
-        done = Done(RoundSums(self.plan, self.manifest, work.facts, work.number, work.draws))
+        done = Done(self.engine.sums(work.number, work.facts, work.draws))
         for group in work.groups:
             servers = [_Vectors(self.vectors, self._handed_on, seat.task) for seat in group]
             begun = [
@@ -142,7 +145,9 @@ class Devices:
                     self._finish(work, seat, server, start, outcome, done)
         return done
 
-    def _finish(self, work: Share, seat: Seat, server: _Vectors, start: Begun, outcome: Outcome, done: Done) -> None:
+    def _finish(
+        self, work: Share, seat: SeatTask, server: _Vectors, start: Begun, outcome: Outcome, done: Done
+    ) -> None:
         contribution = finish(start, outcome, self.manifest)
         try:
             update, body = self._checked(contribution, seat, work)
@@ -151,7 +156,7 @@ class Devices:
             return
         if work.compares and not seat.task.exchange.keeps_model:
             self._look(seat, start, outcome.parameters)  # what began as one model for all
-        if self.plan.choices.keeps_state:
+        if self.engine.keeps_state:
             self._keep(work, seat, contribution)
         if work.hands_on:
             self._hand_on(work, seat, contribution)
@@ -161,29 +166,28 @@ class Devices:
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
         report = dict(vars(replace(outcome.report, lost_state=start.lost, bytes=moved)))
         done.traffic += own
-        weight = self.plan.weigh.weight(int(report["samples"]))
-        done.sums.fold(update, body, weight, seat.count, report)
+        done.sums.fold(update, body, self.engine.weight(int(report["samples"])), seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
 
-    def _checked(self, contribution: Contribution, seat: Seat, work: Share) -> tuple[CheckedUpdate, io.BytesIO]:
+    def _checked(self, contribution: Contribution, seat: SeatTask, work: Share) -> tuple[CheckedUpdate, io.BytesIO]:
         """What the coordinator would find in an update, and the data of its body."""
-        expected = self._layouts.layout(seat.task.boundary, work.number, work.facts)
+        expected = self.engine.layout(seat.task.boundary, work.number, work.facts)
         own = {name: region for name, (region, _) in contribution.tracks.items()}
         if own != expected.tracks:
             raise WireError(f"{seat.task.boundary}: the update has other parts of the model than the round asks for")
         layout = expected if list(own) == list(expected.tracks) else Layout(own)
         data = b"".join(np.ascontiguousarray(vector, "<f4").data for _, vector in contribution.tracks.values())
-        return check_data(layout, self._layouts.limits, data), io.BytesIO(data)
+        return check_data(layout, self.engine.limits, data), io.BytesIO(data)
 
-    def _keep(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+    def _keep(self, work: Share, seat: SeatTask, contribution: Contribution) -> None:
         """For the device's next round, and for a run that goes on from the last checkpoint."""
         kept = self._kept(seat.device)
         kept.save(seat.id, seat.task.boundary, contribution)
         before = [task for task in kept.tasks() if _round_of(task) < work.saved]
         kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
 
-    def _look(self, seat: Seat, start: Begun, weights: Vector) -> None:
+    def _look(self, seat: SeatTask, start: Begun, weights: Vector) -> None:
         if start.graph.size == self.manifest.space.size:
             self.look(seat.slot, weights)
 
@@ -198,7 +202,7 @@ class Devices:
     def _kept(self, device: str) -> KeptFiles:
         return KeptFiles(self.folder / "kept" / device, durable=False)
 
-    def _hand_on(self, work: Share, seat: Seat, contribution: Contribution) -> None:
+    def _hand_on(self, work: Share, seat: SeatTask, contribution: Contribution) -> None:
         """Keep a local model for whoever has this place in the next round; those of earlier windows are done with."""
         folder = self.folder / HANDED_ON
         for old in folder.glob("*"):

@@ -1,4 +1,4 @@
-"""The server of a simulation: cohorts, tasks, sums and the server's step as the coordinator does them, without HTTP."""
+"""The server's state in a simulation. What is computed from it is the RoundEngine's, as in the coordinator."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from federation import cohort
 from federation.algorithm import Facts
 from federation.axes.cover import DeviceProfile
-from federation.axes.serve import RoundFacts
-from federation.axes.sync import FedLama, Rotating, first_facts
+from federation.cohort import Cohort, Member, Seat
+from federation.engine import RoundEngine
 from federation.errors import EmbraceError, InputError
 from federation.exchange import Inherit
-from federation.identity import task_seed
 from federation.job import Plan
 from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.messages import Task
 from federation.round_sums import RoundSums
-from federation.server_step import mean_moves, spread
 from federation.space import Vector
 
 BEFORE = "before"  # the model of the version before, for algorithms that look at the server's last move
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A device's place in a round, and its task."""
+class SeatTask:
+    """A seat of a round, and the task of its device."""
 
-    slot: int
-    device: str
-    count: int
     id: str
+    seat: Seat
     task: Task
+
+    @property
+    def slot(self) -> int:
+        return self.seat.number
+
+    @property
+    def device(self) -> str:
+        return self.seat.member.device
+
+    @property
+    def count(self) -> int:
+        return self.seat.count
 
 
 @dataclass
@@ -50,111 +57,67 @@ class ServerState:
 
 
 class SimulatedServer:
-    """Draws cohorts and closes rounds."""
+    """Draws cohorts and closes rounds: every device is there, and none is late."""
 
     def __init__(self, plan: Plan, manifest: Manifest, profiles: dict[str, DeviceProfile], weights: Vector) -> None:
         if plan.combining.combine != "mean":
             raise InputError("serve.combine: a simulation sums updates as they come; expected 'mean'")
-        self.plan = plan
-        self.manifest = manifest
+        self.engine = RoundEngine(plan, manifest)
         self.profiles = profiles
-        self.space = manifest.space
-        self.cover = plan.cover.build(plan.local.batch)
-        algorithm = plan.choices
-        vectors = {MODEL: np.array(weights), **algorithm.first_vectors(self.space.size)}
-        if algorithm.fuses:
+        vectors = {MODEL: np.array(weights), **self.engine.first_vectors()}
+        if self.engine.algorithm.fuses:
             vectors[BEFORE] = np.array(weights)
-        self.state = ServerState(vectors, Facts(first_facts(algorithm.sync, self.space)))
+        self.state = ServerState(vectors, self.engine.first_facts)
 
-    def seats(self) -> list[Seat]:
-        """The cohort of the next round and what each of them is to do; everybody is there and nobody is late."""
-        plan, number, state = self.plan, self.state.number, self.state
-        previous = self._previous()
-        drawn = cohort.assign(
-            plan.seed, number, self.profiles, self.profiles, plan.participation, self.cover, self.manifest, previous
-        )
+    def seats(self) -> list[SeatTask]:
+        """Draw the cohort of the next round, and say what each device does."""
+        engine, state, number = self.engine, self.state, self.state.number
+        drawn = engine.assign(number, self.profiles, self._previous())
         if not drawn.seats:
             why = f": {drawn.unfit[0][1]}" if drawn.unfit else ""
             raise InputError(f"round {number} cannot begin; {drawn.missing} more devices are needed{why}")
-        seats = []
-        for place in drawn.seats[: drawn.wanted]:
-            device, boundary = place.member.device, place.member.boundary
-            exchange = plan.choices.exchange(
-                plan.when(number),
-                state.facts,
-                steps=plan.local.steps,
-                window_from=plan.window_from(number),
-                last=state.last.get(device) if plan.choices.keeps_state else None,
-                inherit=self._inherit(place.number),
-            )
-            task = plan.local.task(boundary, number, task_seed(plan.seed, device), exchange)
-            seats.append(Seat(place.number, device, place.count, f"simulated-{number}-{place.number}-1", task))
-        return seats
+        found = []
+        for seat in drawn.seats[: drawn.wanted]:
+            last = state.last.get(seat.member.device) if engine.keeps_state else None
+            task = engine.task(seat, number, state.facts, last=last, inherit=self._inherit(seat.number))
+            found.append(SeatTask(f"simulated-{number}-{seat.number}-1", seat, task))
+        return found
 
-    def _previous(self) -> cohort.Cohort | None:
+    def _previous(self) -> Cohort | None:
         if not self.state.previous:
             return None
         seats = tuple(
-            cohort.Seat(number, cohort.Member(device, boundary, 1), count)
+            Seat(number, Member(device, boundary, 1), count)
             for number, (device, boundary, count) in enumerate(self.state.previous)
         )
         draws = sum(seat.count for seat in seats)
-        return cohort.Cohort(seats, draws, self.plan.participation.quorum_of(draws))
-
-    def hands_on(self, number: int) -> bool:
-        """Whether a round begins with the local models of the round before."""
-        sync = self.plan.choices.sync
-        local = isinstance(sync, Rotating) and sync.redistribute == "local"
-        return local and number > 0 and self.plan.when(number - 1).ends_window
+        return Cohort(seats, draws, self.engine.plan.participation.quorum_of(draws))
 
     def _inherit(self, slot: int) -> Inherit | None:
         theirs = self.state.arrived.get(slot)
-        if theirs is None or not self.hands_on(self.state.number):
+        if theirs is None or not self.engine.inherits(self.state.number):
             return None
         return Inherit(theirs, self.state.previous[slot][1])
 
-    def sums(self, seats: Sequence[Seat]) -> RoundSums:
-        """Empty sums of the round."""
-        draws = sum(seat.count for seat in seats)
-        return RoundSums(self.plan, self.manifest, self.state.facts, self.state.number, draws)
+    def sums(self, seats: Sequence[SeatTask]) -> RoundSums:
+        """Begin the sums of the round."""
+        return self.engine.sums(self.state.number, self.state.facts, sum(seat.count for seat in seats))
 
-    def close(self, seats: Sequence[Seat], arrived: Sequence[Seat], sums: RoundSums) -> None:
-        """The server's step."""
+    def close(self, seats: Sequence[SeatTask], arrived: Sequence[SeatTask], sums: RoundSums) -> None:
+        """Make the server's step, and go on to the next round."""
+        state, vectors = self.state, self.state.vectors
         if not arrived:
-            raise EmbraceError(f"no device finished round {self.state.number}; use a smaller rate")
-        plan, state, algorithm = self.plan, self.state, self.plan.choices
-        number, vectors = state.number, state.vectors
-        last = {**state.last, **{seat.device: (number, seat.id) for seat in arrived}}
-        rate = plan.local.schedule.at(number)
-        facts = algorithm.after(plan.when(number), state.facts, sums.totals, self.space, rate, plan.local.steps)
-        if algorithm.fuses:
+            raise EmbraceError(f"no device finished round {state.number}; use a smaller rate")
+        last = {**state.last, **{seat.device: (state.number, seat.id) for seat in arrived}}
+        if BEFORE in vectors:
             vectors[BEFORE][:] = vectors[MODEL]
-        changes = algorithm.changes(
-            sums.totals,
-            mean_moves(sums.totals[MODEL], self.space),
-            self.space,
-            vectors,
-            RoundFacts(rate),
-            plan.combining.devices or len(last),
-        )
-        for name, at, values in changes:  # a block is read before it is written, and never again
-            vectors[name][at] = values
+        for name, at, values in self.engine.changes(sums, vectors, len(last)):
+            vectors[name][at] = values  # a block is read before it is written, and never again
         self.state = replace(
             state,
-            facts=facts,
-            number=number + 1,
+            facts=self.engine.next_facts(sums),
+            number=state.number + 1,
             last=last,
             previous=[(seat.device, seat.task.boundary, seat.count) for seat in seats],
             arrived={seat.slot: seat.id for seat in arrived},
         )
-
-    def by_layer(self, sums: RoundSums) -> dict[str, dict[str, float]]:
-        """Of a round that was closed: how far local models were apart, and the steps between synchronisations."""
-        names, sync = [layer.name for layer in self.manifest.layers], self.state.facts.sync
-        found: dict[str, dict[str, float]] = {}
-        apart = {name: spread(sums.totals[MODEL], self.space, index) for index, name in enumerate(names)}
-        found["discrepancy"] = {name: value for name, value in apart.items() if value is not None}
-        if isinstance(self.plan.choices.sync, FedLama):
-            steps = self.plan.local.steps
-            found["interval"] = {name: float(steps * rounds) for name, rounds in zip(names, sync.intervals)}
-        return found

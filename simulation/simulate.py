@@ -219,7 +219,7 @@ class Simulation:
     def _round(self, pool: Pool) -> dict[str, Any]:
         began, server, number = time.perf_counter(), self.server, self.server.state.number
         seats = server.seats()
-        draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
+        draws, hands_on = sum(seat.count for seat in seats), server.engine.inherits(number + 1)
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
         compares = self._due(self.options.svcca_every, number)
         facts, saved = server.state.facts, self.saved
@@ -243,7 +243,8 @@ class Simulation:
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
         if self._due(self.options.by_layer_every, number):
             moved = total_of(Traffic(**done["traffic"]) for done in found)
-            line["per_layer"] = {**server.by_layer(sums), "bytes_up": moved.up, "bytes_down": moved.down}
+            measured = server.engine.by_layer(sums, server.state.facts)
+            line["per_layer"] = {**measured, "bytes_up": moved.up, "bytes_down": moved.down}
         if compares:
             line.setdefault("per_layer", {})["svcca"] = compare_saved(self.folder)
         line["seconds"] = time.perf_counter() - began

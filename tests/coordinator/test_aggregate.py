@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coordinator.aggregate import first_state, forget_versions, open_version, stored_version, write_version
+from coordinator.aggregate import BodyOnDisk, first_state, forget_versions, open_version, stored_version, write_version
 from coordinator.store.files import Files
 from edge_runtime.bundle_files import map_weights, write_weights
 from federation import server_step as stepping
 from federation.accumulate import Accumulator
 from federation.axes.serve import Average, RoundFacts
 from federation.errors import BundleError
-from federation.layout import MODEL
+from federation.layout import MODEL, layers_layout
 from federation.region import Run, of_layers, whole
+from federation.robust import robust_moves
 from federation.server_step import Change, mean_moves, server_step
 from federation.space import Parameter, ParameterSpace, Vector
+from federation.wire import Limits, UpdateDecoder, encode_layers
 
 SPACE = ParameterSpace([[Parameter("a", "weight", (7,))], [], [Parameter("b", "weight", (4, 5))]])
 FACTS = RoundFacts(0.1)
@@ -119,3 +122,18 @@ def test_the_state_is_beside_the_weights_and_goes_with_them(files: Files) -> Non
 def test_an_algorithm_without_state_has_no_file(files: Files) -> None:
     first_state(files, "job", {})
     assert names(files) == ["0.safetensors"] and list(open_version(files, "job", 0, SPACE, ())) == [MODEL]
+
+
+def test_a_cohort_may_be_larger_than_the_number_of_files_that_may_be_open(tmp_path: Path) -> None:
+    updates = []
+    for number in range(301):
+        decoder, path = UpdateDecoder(layers_layout(SPACE, 0), Limits()), tmp_path / f"{number}.body"
+        path.write_bytes(b"".join(map(bytes, encode_layers(SPACE, 0, np.full(27, number, np.float32)))))
+        decoder.feed(path.read_bytes())
+        updates.append((decoder.finish().model, BodyOnDisk(path)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        assert all((move.values == 150).all() for move in robust_moves(updates, "median", 0.1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -10,17 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.accumulate import Accumulator
-from federation.algorithm import Algorithm, Facts
-from federation.axes.local import ControlVariate, LocalRule, Momentum, ServerMomentum
-from federation.axes.serve import Adam, Average, ServerHeavyBall
-from federation.axes.sync import FedLama, Rotating, SyncFacts, When, first_facts
+from federation.axes.sync import Rotating
 from federation.axes.sync.names import encode_sync
 from federation.coverage import coverage
 from federation.errors import InputError
 from federation.exchange import Exchange, Inherit, graph_region, trained_region
 from federation.messages import Task, decode_task, encode_task
-from federation.region import whole
 from tests.federation.narrow_model import MODEL
 from tests.federation.regions import vector_of
 
@@ -42,20 +37,6 @@ def test_replaced_is_what_the_device_has_not_seen(changed: list[int], last: int 
     exchange = Exchange(ROTATING, (0,), tuple(changed), window, last, None if last is None else "task")
     seen = last if last is not None and last >= window else -1
     assert exchange.replaced == tuple(unit for unit in range(3) if seen < 0 or changed[unit] > seen)
-
-
-def test_a_device_that_was_there_in_the_round_before_replaces_what_was_due_then() -> None:
-    """Rotation over three parts, a device that takes part in every round."""
-    rule, facts = Rotating(3), SyncFacts((0, 0, 0), (3, 3, 3), (0.0,) * 3)
-    algorithm, known = Algorithm(sync=rule), Facts(facts)
-    last = None
-    for number in range(7):
-        exchange = algorithm.exchange(When(number), known, steps=1, last=last)
-        due_before = (number % 3,) if number else (0, 1, 2)
-        assert exchange.replaced == due_before and exchange.sent == ((number + 1) % 3,)
-        changed = tuple(number + 1 if u in exchange.sent else v for u, v in enumerate(known.sync.changed))
-        known = Facts(SyncFacts(changed, facts.intervals, facts.discrepancies))
-        last = (number, f"job-{number}-0-1")
 
 
 def test_a_device_that_was_away_replaces_everything_that_changed_meanwhile() -> None:
@@ -88,70 +69,6 @@ def test_an_exchange_survives_the_way_to_the_device_and_an_old_task_has_the_defa
     assert decode_task(text) == task
     del text["exchange"], text["epochs"]
     assert decode_task(text).exchange == Exchange()
-
-
-@pytest.mark.parametrize(
-    ("rules", "serve", "tracks", "vectors", "keeps", "fuses"),
-    [
-        ((), Average(), (), (), False, False),
-        ((Momentum(0.9),), Average(), (), (), False, False),
-        ((Momentum(0.9, between="keep"),), Average(), (), (), True, False),
-        ((Momentum(0.9, between="average"),), Average(), ("momentum",), ("momentum",), False, False),
-        ((ControlVariate(),), Average(), ("control",), ("control",), True, False),
-        ((ControlVariate("own"),), Average(), (), (), True, False),
-        (
-            (ControlVariate(), Momentum(0.9, between="average")),
-            Adam(),
-            ("control", "momentum"),
-            ("first_moment", "second_moment", "control", "momentum"),
-            True,
-            False,
-        ),
-        ((ServerMomentum(0.9, "before"),), ServerHeavyBall(), (), ("server_momentum",), True, True),
-        ((ServerMomentum(0.0, "before"),), ServerHeavyBall(), (), ("server_momentum",), False, False),
-    ],
-)
-def test_what_a_choice_needs(
-    rules: tuple[LocalRule, ...], serve: Any, tracks: Any, vectors: Any, keeps: bool, fuses: bool
-) -> None:
-    algorithm = Algorithm(rules, serve=serve)
-    assert (algorithm.tracks, algorithm.vectors) == (tracks, vectors)
-    assert (algorithm.keeps_state, algorithm.fuses) == (keeps, fuses)
-    first = algorithm.first_vectors(3)
-    assert first.keys() == set(vectors) and all(v.dtype == np.float32 for v in first.values())
-    assert (
-        not keeps
-        or algorithm.exchange(
-            When(3), Facts(first_facts(algorithm.sync, MODEL.space)), steps=1, last=(2, "t")
-        ).last_task
-        == "t"
-    )
-
-
-def test_domo_is_told_the_scale_of_the_servers_last_move() -> None:
-    """1/(αηP), with the η of the round before; before the first round there is no move."""
-    algorithm = Algorithm((ServerMomentum(0.9, "before"),), serve=ServerHeavyBall(0.9, 0.5))
-    facts = first_facts(algorithm.sync, MODEL.space)
-    assert algorithm.exchange(When(0), Facts(facts), steps=4).fuse is None
-    assert algorithm.exchange(When(1), Facts(facts, 0.1), steps=4).fuse == pytest.approx(1 / (0.5 * 0.1 * 4))
-
-
-def test_fedlama_divides_by_interval_steps_and_size() -> None:
-    space, steps, intervals = MODEL.space, 3, (2, 1, 2, 1)
-    rows = np.random.default_rng(0).normal(size=(4, space.size)).astype(np.float32)
-    total = Accumulator(space, max_value=10, max_weight=4)
-    for row in rows:
-        squares = [float(np.square(row[space.layer(i)].astype(np.float64)).sum()) for i in range(4)]
-        total.fold(whole(space), zip(whole(space).runs, [row]), 1.0, squares, largest=float(np.abs(row).max()))
-    before = Facts(SyncFacts((0,) * 4, intervals, (7.0,) * 4))
-    after = Algorithm(sync=FedLama(2)).after(When(1), before, {"model": total}, space, 0.1, steps)
-    for layer in (0, 2, 3):
-        mine = rows[:, space.layer(layer)].astype(np.float64)
-        distance = np.square(mine - mine.mean(axis=0)).sum() / 4
-        expected = distance / (intervals[layer] * steps * mine.shape[1])
-        assert after.sync.discrepancies[layer] == pytest.approx(expected, rel=1e-9)
-    assert after.sync.discrepancies[1] == 7.0  # it has no weights
-    assert after.sync.changed == (2,) * 4 and after.rate == 0.1
 
 
 # --- regions of a coverage -------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from federation.narrow import corners, take_corners
 from federation.round_sums import RoundSums
 from federation.space import Parameter, ParameterSpace, Vector
 from simulation.devices import Devices, Done, Share
-from simulation.server import Seat, SimulatedServer
+from simulation.server import SeatTask, SimulatedServer
 from tests import tiny_bundle
 from tests.oracles.model import Model, flat
 from tests.oracles.problem import (
@@ -102,7 +102,7 @@ def model_of(space: ParameterSpace, vector: Vector) -> Model:
 class Round:
     """What one round left behind."""
 
-    seats: list[Seat]
+    seats: list[SeatTask]
     reports: list[dict[str, Any]]
     vectors: dict[str, Vector]
     sums: RoundSums
@@ -162,7 +162,7 @@ class Fleet:
         placed = seats[::-1] if backwards else seats
         groups = [list(placed[start : start + group]) for start in range(0, len(placed), group)]
         parts = [groups[first::processes] for first in range(processes)]
-        draws, hands_on = sum(seat.count for seat in seats), server.hands_on(number + 1)
+        draws, hands_on = sum(seat.count for seat in seats), server.engine.inherits(number + 1)
         sums, done = server.sums(seats), []
         for part in parts[::-1] if backwards else parts:
             share = Share(number, server.state.facts, draws, part, hands_on, saved=self.saved)
@@ -174,7 +174,7 @@ class Fleet:
     def _devices(self) -> Devices:
         return Devices(self.plan, self.manifest, self.server.state.vectors, self.folder, self.train)
 
-    def _closed(self, seats: Sequence[Seat], sums: RoundSums, done: Sequence[Done]) -> Round:
+    def _closed(self, seats: Sequence[SeatTask], sums: RoundSums, done: Sequence[Done]) -> Round:
         arrived = {slot for part in done for slot in part.arrived}
         self.server.close(seats, [seat for seat in seats if seat.slot in arrived], sums)
         vectors = {name: np.array(vector) for name, vector in self.server.state.vectors.items()}

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from federation.cohort import Member, Seat
 from federation.messages import Task
 from simulation.assignment import LEAST_STACKED, MOST_STACKED, Assigner
-from simulation.server import Seat
+from simulation.server import SeatTask
 from tests.laws.world import manifest
 
 MODEL = manifest()
@@ -24,12 +25,13 @@ def assigner_of(workers: int, *, stacks: bool = True, samples: dict[str, int] | 
     return Assigner(MODEL, samples or {str(number): 40 for number in range(200)}, stacks, workers)
 
 
-def seats_of(*boundaries: str, steps: int = 10, activations: Any = "float32") -> list[Seat]:
+def seats_of(*boundaries: str, steps: int = 10, activations: Any = "float32") -> list[SeatTask]:
     tasks = [Task(boundary, steps, 8, 0.1, activations=activations) for boundary in boundaries]
-    return [Seat(slot, str(slot), 1, f"simulated-0-{slot}-1", task) for slot, task in enumerate(tasks)]
+    seats = [Seat(slot, Member(str(slot), task.boundary, 1)) for slot, task in enumerate(tasks)]
+    return [SeatTask(f"simulated-0-{seat.number}-1", seat, task) for seat, task in zip(seats, tasks)]
 
 
-def sizes(assigner: Assigner, seats: list[Seat]) -> list[list[int]]:
+def sizes(assigner: Assigner, seats: list[SeatTask]) -> list[list[int]]:
     """Of each share the sizes of what is trained together."""
     return [[len(unit) for unit in share] for share in assigner.assign(seats)]
 

@@ -25,6 +25,10 @@ class ServeRule(Protocol):
     """The constants of the server's step."""
 
     @property
+    def rate(self) -> float:
+        """The factor of every move."""
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         """Names of the state vectors; they begin at zero unless `first` says otherwise."""
 

@@ -1,0 +1,262 @@
+"""The server's half of a round: tasks of a cohort, layouts of updates, their sums, the server's step, what comes after.
+
+A `RoundEngine` has a job's plan and model, and never the state of a round: state goes in, new state comes out. The
+coordinator drives it with files and a database, a simulation with arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from federation import cohort, rounds
+from federation.algorithm import Facts
+from federation.axes.cover import DeviceProfile
+from federation.axes.serve import RoundFacts
+from federation.axes.sync import after_round, first_facts
+from federation.axes.sync.names import encode_sync
+from federation.coverage import coverage
+from federation.decode import decode
+from federation.exchange import Exchange, Inherit, trained_region, units_region
+from federation.identity import task_seed
+from federation.job import Plan
+from federation.layout import MODEL, Layout
+from federation.manifest import Manifest
+from federation.messages import Task
+from federation.region import Region
+from federation.robust import StoredBody, robust_moves
+from federation.round_sums import Reached, RoundSums
+from federation.server_step import (
+    CONTROL,
+    MOMENTUM,
+    Change,
+    Move,
+    Vectors,
+    control_step,
+    mean_moves,
+    momentum_step,
+    server_step,
+    spread,
+)
+from federation.space import Vector
+from federation.wire import CheckedTrack, Limits, UpdateDecoder, within
+
+MOST_LAYOUTS = 63
+Answer = tuple[int, int, Mapping[str, Any]]  # of one update: samples, bytes, the device's report
+
+
+class RoundEngine:
+    """Computes every round of one job. The coordinator and the simulation differ only in where state lies."""
+
+    def __init__(self, plan: Plan, manifest: Manifest) -> None:
+        self.plan = plan
+        self.manifest = manifest
+        self.space = manifest.space
+        self.algorithm = plan.choices
+        self._cover = plan.cover.build(plan.local.batch)
+        self._layouts: dict[tuple[str, tuple[int, ...]], Layout] = {}  # those made last, first
+
+    # --- the state that a driver keeps from round to round -----------------------------------------------------------
+
+    @property
+    def vector_names(self) -> tuple[str, ...]:
+        """Names of the server's state vectors, which every version has beside the model."""
+        return self.algorithm.vectors
+
+    def first_vectors(self) -> dict[str, Vector]:
+        """Make the state vectors of version 0."""
+        return self.algorithm.first_vectors(self.space.size)
+
+    @cached_property
+    def first_facts(self) -> Facts:
+        """The facts before round 0."""
+        return Facts(first_facts(self.algorithm.sync, self.space))
+
+    def facts_of(self, number: int, stored: Mapping[str, Any] | None) -> Facts:
+        """Decode the facts at the beginning of a round; `stored` is what was saved of them after the round before.
+
+        A job that an earlier program began has none: then every unit counts as just synchronised.
+        """
+        if stored is not None:
+            return decode(Facts, stored, "facts")
+        if not number:
+            return self.first_facts
+        sync = self.first_facts.sync
+        rate = self.plan.local.schedule.at(number - 1)
+        return Facts(replace(sync, changed=(number,) * len(sync.changed)), rate)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether devices keep something, so that a task names the device's last one."""
+        return self.algorithm.keeps_state
+
+    def inherits(self, number: int) -> bool:
+        """Whether a round begins with the local models of the round before."""
+        return self.algorithm.hands_on and number > 0 and self.plan.when(number - 1).ends_window
+
+    # --- the cohort and its tasks ------------------------------------------------------------------------------------
+
+    def open(self, number: int, now: float) -> rounds.Round:
+        """Open a round, which then waits for its devices."""
+        bounds = self.plan.bounds
+        participation = self.plan.participation
+        return rounds.open_round(number, self.plan.seed, participation, now, lease=bounds.lease, offer=bounds.offer)
+
+    def assign(
+        self, number: int, profiles: Mapping[str, DeviceProfile], previous: cohort.Cohort | None
+    ) -> cohort.Cohort:
+        """Draw the cohort of a round from the devices that are there; `previous` is that of the round before."""
+        plan = self.plan
+        return cohort.assign(
+            plan.seed, number, profiles, profiles, plan.participation, self._cover, self.manifest, previous
+        )
+
+    def member(self, device: str, profile: DeviceProfile) -> cohort.Member:
+        """Describe a device that may take over a free seat."""
+        return cohort.member_of(device, profile, self._cover, self.manifest)
+
+    def task(
+        self,
+        seat: cohort.Seat,
+        number: int,
+        facts: Facts,
+        *,
+        last: tuple[int, str] | None = None,
+        inherit: Inherit | None = None,
+    ) -> Task:
+        """Say what the device of a seat does; `last` is the round and the task in which it last took part."""
+        member = seat.member
+        exchange = self._exchange(number, facts, last, inherit)
+        return self.plan.local.task(member.boundary, number, task_seed(self.plan.seed, member.device), exchange)
+
+    def _exchange(self, number: int, facts: Facts, last: tuple[int, str] | None, inherit: Inherit | None) -> Exchange:
+        algorithm, when = self.algorithm, self.plan.when(number)
+        known = last if algorithm.rules_keep or len(facts.sync.changed) > 1 else None  # one unit: nothing is kept
+        return Exchange(
+            sync=encode_sync(algorithm.sync),
+            sent=algorithm.sync.sent(when, facts.sync),
+            changed=facts.sync.changed,
+            window_from=self.plan.window_from(number),
+            last_round=known[0] if known else None,
+            last_task=known[1] if known else None,
+            inherit=inherit,
+            tracks=algorithm.tracks,
+            fuse=algorithm.fuse(facts.rate, self.plan.local.steps),
+        )
+
+    # --- updates as they come ----------------------------------------------------------------------------------------
+
+    def layout(self, boundary: str, number: int, facts: Facts) -> Layout:
+        """What an update of a boundary has to have: the same for all rounds that synchronise the same units."""
+        sync = self.algorithm.sync
+        sent = sync.sent(self.plan.when(number), facts.sync)
+        known = self._layouts.get((boundary, sent))
+        if known is None:
+            trained = trained_region(self.manifest, coverage(self.manifest, boundary))
+            region = trained & units_region(sync, self.space, sent)
+            known = Layout(dict.fromkeys((MODEL, *self.algorithm.tracks), region))
+            self._layouts = {(boundary, sent): known, **dict(list(self._layouts.items())[:MOST_LAYOUTS])}
+        return known
+
+    def decoder(self, boundary: str, number: int, facts: Facts) -> tuple[UpdateDecoder, int]:
+        """Make the check of an update; also returns the most bytes that it can have."""
+        layout = self.layout(boundary, number, facts)
+        room = 4 * len(layout.header) + 4096  # for another way of writing the same
+        return UpdateDecoder(layout, replace(self.limits, max_header_bytes=room)), 8 + room + 4 * layout.space.size
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What the values of an update may be."""
+        bounds = self.plan.bounds
+        return Limits(max_norm=bounds.max_norm, max_value=bounds.max_value, max_other_value=bounds.max_other_value)
+
+    def weight(self, samples: int) -> float:
+        """How much an update counts in the mean."""
+        return self.plan.weigh.weight(samples)
+
+    def sums(self, number: int, facts: Facts, draws: int, reached: Reached = lambda point: None) -> RoundSums:
+        """Begin the sums of a round; `draws` is how many times updates can count at most, all together."""
+        return RoundSums(self.plan, self.space, number, facts, draws, reached)
+
+    # --- the end of a round ------------------------------------------------------------------------------------------
+
+    def changes(
+        self,
+        sums: RoundSums,
+        before: Vectors,
+        devices: int,
+        bodies: Sequence[tuple[CheckedTrack, StoredBody]] = (),
+    ) -> Iterator[Change]:
+        """The server's step: every new value of the model and of the state, block by block.
+
+        `devices` have taken part in the job so far; `bodies` are all updates, for a robust rule, which sums nothing.
+        """
+        rates = RoundFacts(self.plan.local.schedule.at(sums.number))
+        yield from server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
+        if CONTROL in sums.totals:
+            known = self.plan.combining.devices or devices
+            yield from control_step(sums.totals[CONTROL], self.space, before, known)
+        if MOMENTUM in sums.totals:
+            yield from momentum_step(sums.totals[MOMENTUM], self.space, before)
+
+    def _moves(self, sums: RoundSums, bodies: Sequence[tuple[CheckedTrack, StoredBody]]) -> Iterator[Move]:
+        combining = self.plan.combining
+        if combining.combine == "mean":
+            return mean_moves(sums.totals[MODEL], self.space)
+        due = [(within(track, sums.due), body) for track, body in bodies]
+        return robust_moves(due, combining.combine, combining.trim)
+
+    def next_facts(self, sums: RoundSums) -> Facts:
+        """The facts after a round."""
+        sync, when, known = self.algorithm.sync, self.plan.when(sums.number), sums.facts.sync
+        steps = self.plan.local.steps
+        units = sync.units(self.space)
+        sizes = tuple(unit.only("weight").size for unit in units)
+        measured: dict[int, float] = {}
+        if len(units) == len(self.space.layers) and MODEL in sums.totals:
+            for layer in sync.due(when, known):
+                found = spread(sums.totals[MODEL], self.space, layer)
+                if found is not None and sizes[layer]:
+                    measured[layer] = found / (known.intervals[layer] * steps * sizes[layer])
+        return Facts(after_round(sync, when, known, sizes, measured), self.plan.local.schedule.at(sums.number))
+
+    def summary(self, sums: RoundSums, regions: Collection[Region], answers: Iterable[Answer]) -> dict[str, Any]:
+        """Describe a round in numbers; `regions` has what each update changed of the model."""
+        samples, sizes, reports = zip(*answers, strict=True)
+        names = [layer.name for layer in self.manifest.layers]
+        return {
+            "updates": len(reports),
+            "samples": sum(samples),
+            "bytes_up": sum(sizes),
+            "loss": _mean([report.get("loss") for report in reports]),
+            "lost_state": sum(report.get("lost_state") is True for report in reports),
+            "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
+            **self._synchronised(sums, names),
+        }
+
+    def _synchronised(self, sums: RoundSums, names: list[str]) -> dict[str, Any]:
+        """Of a model that is synchronised in parts: which of them, by number, and the layers in which they lie."""
+        known = sums.facts.sync
+        if len(known.changed) == 1:
+            return {}
+        parts = self.algorithm.sync.due(self.plan.when(sums.number), known)
+        return {"parts": list(parts), "synchronised": [name for name, own in zip(names, sums.due.layers) if own]}
+
+    def by_layer(self, sums: RoundSums, after: Facts) -> dict[str, dict[str, float]]:
+        """Measure how far local models were apart in a round, and the steps between synchronisations after it."""
+        names = [layer.name for layer in self.manifest.layers]
+        apart = {name: spread(sums.totals[MODEL], self.space, index) for index, name in enumerate(names)}
+        found = {"discrepancy": {name: value for name, value in apart.items() if value is not None}}
+        if self.algorithm.adapts:
+            steps = self.plan.local.steps
+            found["interval"] = {name: float(steps * rounds) for name, rounds in zip(names, after.sync.intervals)}
+        return found
+
+
+def _mean(values: list[Any]) -> float | None:
+    """Of what devices say: any number of any size may be among it."""
+    kinds = (value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool))
+    known = [float(value) for value in kinds if abs(value) < 1e30]
+    return sum(known) / len(known) if known else None
