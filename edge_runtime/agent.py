@@ -192,13 +192,13 @@ class Agent:
         loaded.trainer.source = RemoteSource(loaded.bundle, offer)
         outcome = loaded.trainer.run(task, begun.received, watch)
         with watch.part("optimiser"):
-            contribution = finish(begun, outcome, manifest)
+            contribution = finish(begun, outcome)
         with watch.part("state"):
             kept.save(offer.id, task.boundary, contribution)
         downloaded = loaded.bundle.received - before
         report = replace(
             outcome.report,
-            lost_state=begun.lost,
+            lost_state=begun.device.lost,
             seconds=asdict(watch.timings(loaded.trainer.forward_share)),
             bytes={**outcome.report.bytes, "downloaded": downloaded, "uploaded": contribution.bytes},
         )

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from edge_runtime.client import Declined, DeviceClient
-from edge_runtime.participant import Contribution, Kept
+from edge_runtime.participant import Contribution
 from edge_runtime.state_file import load_state, save_state
+from federation.device_task import Kept
 from federation.errors import InputError
 from federation.identity import is_plain
 

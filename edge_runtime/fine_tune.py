@@ -99,7 +99,8 @@ def fine_tune(
             watch = Stopwatch()
             progress("round", number, num_rounds)
             task = replace(settled.task, round=number, rate=settled.schedule.at(number))
-            outcome = trainer.run(task, Received(vectors["parameters"], vectors.get("momentum")), watch)
+            brought = {name: vector for name, vector in vectors.items() if name != "parameters"}
+            outcome = trainer.run(task, Received(vectors["parameters"], brought), watch)
             kept = {"parameters": outcome.parameters, **outcome.local.state()}
             memory = outcome.report.memory
             if evaluator:

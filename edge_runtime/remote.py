@@ -17,8 +17,8 @@ import numpy as np
 
 from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
-from edge_runtime.participant import Part
 from federation.coverage import coverage
+from federation.device_task import Part
 from federation.errors import BundleError
 from federation.exchange import Exchange, trained_region
 from federation.layout import MODEL, Layout

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ class Received:
     """Vectors that come with a task, over the suffix that is trained. They may be mapped files, and stay unchanged."""
 
     parameters: Vector
-    momentum: Vector | None = None
-    control: Vector | None = None
-    server_momentum: Vector | None = None
+    brought: Mapping[str, Vector] = field(default_factory=dict)  # by name: what the local rules start from
     reference: Vector | None = None  # what an update is the difference from; None: the parameters
 
     @property
@@ -226,15 +224,7 @@ class Trainer:
         check_like("parameters", received.parameters, step.parameters)
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
-            start = Start(
-                step.parameters,
-                task.steps,
-                task.rate,
-                received.origin,
-                received.momentum,
-                received.control,
-                received.server_momentum,
-            )
+            start = Start(step.parameters, task.steps, task.rate, received.origin, received.brought)
             space = boundary.space(self.manifest)
             local = LocalStep(task.rules, start, *runs(space, boundary.layer, covered.layers))
         entry = self.manifest.layers[boundary.layer].input

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from federation.axes.local import ControlVariate, LocalRule, Momentum, fuses
+from federation.axes.local import LocalRule, Track
 from federation.axes.serve import Average, ServeRule
-from federation.axes.sync import FedLama, Rotating, Sync, SyncFacts, WholeModel
+from federation.axes.sync import Sync, SyncFacts, WholeModel
 from federation.axes.weigh import Weigh
-from federation.server_step import CONTROL, MOMENTUM
+from federation.errors import InputError
+from federation.layout import MODEL
 from federation.space import Vector
 
 
@@ -34,39 +35,36 @@ class Algorithm:
     weigh: Weigh = field(default_factory=Weigh)
     serve: ServeRule = field(default_factory=Average)
 
+    def __post_init__(self) -> None:
+        names = (MODEL, *self.vectors)
+        if len(set(names)) != len(names):
+            raise InputError(f"algorithm: expected every vector of the server at most once, got {', '.join(names)}")
+
     @property
     def tracks(self) -> tuple[str, ...]:
-        """What updates have beside the model."""
-        control = any(isinstance(rule, ControlVariate) and rule.origin == "exchanged" for rule in self.rules)
-        momentum = any(isinstance(rule, Momentum) and rule.between == "average" for rule in self.rules)
-        return (CONTROL,) * control + (MOMENTUM,) * momentum
+        """Names of what updates have beside the model."""
+        return tuple(track.name for track, _ in self.track_rules)
+
+    @property
+    def track_rules(self) -> tuple[tuple[Track, LocalRule], ...]:
+        """Every track and its rule; in the order of the names, whatever the order of the rules."""
+        found = [(track, rule) for rule in self.rules for track in rule.tracks]
+        return tuple(sorted(found, key=lambda pair: pair[0].name))
 
     @property
     def keeps_state(self) -> bool:
         """Whether devices keep something from one round to the next."""
-        return self.rules_keep or not isinstance(self.sync, WholeModel)
+        return self.rules_keep or self.sync.keeps_model
 
     @property
     def rules_keep(self) -> bool:
         """Whether a local rule does."""
-        own = any(isinstance(rule, ControlVariate) for rule in self.rules)
-        kept = any(isinstance(rule, Momentum) and rule.between == "keep" for rule in self.rules)
-        return own or kept or self.fuses
-
-    @property
-    def hands_on(self) -> bool:
-        """Whether local models go on with the next cohort."""
-        return isinstance(self.sync, Rotating) and self.sync.redistribute == "local"
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the intervals of layers follow from how far local models are apart."""
-        return isinstance(self.sync, FedLama)
+        return any(rule.keeps for rule in self.rules)
 
     @property
     def fuses(self) -> bool:
         """Whether devices use the server's last move (DOMO)."""
-        return fuses(self.rules)
+        return any(rule.fuses for rule in self.rules)
 
     def fuse(self, rate: float | None, steps: int) -> float | None:
         """The scale 1/(αηP) that turns the server's last move into its momentum; None: there is no move to use."""

@@ -28,18 +28,7 @@ from federation.messages import Task
 from federation.region import Region
 from federation.robust import StoredBody, robust_moves
 from federation.round_sums import Reached, RoundSums
-from federation.server_step import (
-    CONTROL,
-    MOMENTUM,
-    Change,
-    Move,
-    Vectors,
-    control_step,
-    mean_moves,
-    momentum_step,
-    server_step,
-    spread,
-)
+from federation.server_step import Change, Move, Vectors, mean_moves, server_step, spread, track_step
 from federation.space import Vector
 from federation.wire import CheckedTrack, Limits, UpdateDecoder, within
 
@@ -94,7 +83,7 @@ class RoundEngine:
 
     def inherits(self, number: int) -> bool:
         """Whether a round begins with the local models of the round before."""
-        return self.algorithm.hands_on and number > 0 and self.plan.when(number - 1).ends_window
+        return self.algorithm.sync.hands_on and number > 0 and self.plan.when(number - 1).ends_window
 
     # --- the cohort and its tasks ------------------------------------------------------------------------------------
 
@@ -195,11 +184,9 @@ class RoundEngine:
         """
         rates = RoundFacts(self.plan.local.schedule.at(sums.number))
         yield from server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
-        if CONTROL in sums.totals:
-            known = self.plan.combining.devices or devices
-            yield from control_step(sums.totals[CONTROL], self.space, before, known)
-        if MOMENTUM in sums.totals:
-            yield from momentum_step(sums.totals[MOMENTUM], self.space, before)
+        known = self.plan.combining.devices or devices
+        for track, rule in self.algorithm.track_rules:
+            yield from track_step(rule, track.name, sums.totals[track.name], self.space, before, known)
 
     def _moves(self, sums: RoundSums, bodies: Sequence[tuple[CheckedTrack, StoredBody]]) -> Iterator[Move]:
         combining = self.plan.combining
@@ -212,10 +199,9 @@ class RoundEngine:
         """The facts after a round."""
         sync, when, known = self.algorithm.sync, self.plan.when(sums.number), sums.facts.sync
         steps = self.plan.local.steps
-        units = sync.units(self.space)
-        sizes = tuple(unit.only("weight").size for unit in units)
+        sizes = tuple(unit.only("weight").size for unit in sync.units(self.space))
         measured: dict[int, float] = {}
-        if len(units) == len(self.space.layers) and MODEL in sums.totals:
+        if sync.measures:
             for layer in sync.due(when, known):
                 found = spread(sums.totals[MODEL], self.space, layer)
                 if found is not None and sizes[layer]:
@@ -249,7 +235,7 @@ class RoundEngine:
         names = [layer.name for layer in self.manifest.layers]
         apart = {name: spread(sums.totals[MODEL], self.space, index) for index, name in enumerate(names)}
         found = {"discrepancy": {name: value for name, value in apart.items() if value is not None}}
-        if self.algorithm.adapts:
+        if self.algorithm.sync.measures:
             steps = self.plan.local.steps
             found["interval"] = {name: float(steps * rounds) for name, rounds in zip(names, after.sync.intervals)}
         return found

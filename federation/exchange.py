@@ -3,7 +3,7 @@
 replaced   units that changed since the device last took part: the server's value is taken
 kept       all others: the device goes on with its own, if it still has it
 sent       the difference from the server's value, over the units that are asked for
-tracks     beside the model: SCAFFOLD's control variates, local momenta that are averaged
+tracks     beside the model, as the local rules declare: SCAFFOLD's control variates, momenta that are averaged
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from federation.axes.sync import Sync, WholeModel
 from federation.axes.sync.names import decode_sync, encode_sync
 from federation.coverage import Coverage
 from federation.errors import InputError
+from federation.identity import is_plain
+from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.region import Piece, Region, box, of_layers, whole
 from federation.space import ParameterSpace
@@ -23,7 +25,7 @@ from federation.space import ParameterSpace
 
 @dataclass(frozen=True)
 class Inherit:
-    """Whose local model is taken over: that of an earlier task, which trained this."""
+    """Take over the local model of an earlier task, which trained this boundary."""
 
     task: str
     boundary: str
@@ -39,7 +41,7 @@ class Exchange:
     window_from: int = 0  # round since which the cohort is the same
     last_round: int | None = None  # in which this device last took part with success
     last_task: str | None = None  # ... and its task: what was kept then is valid
-    inherit: Inherit | None = None  # from whoever had this place before the window
+    inherit: Inherit | None = None  # from the device that had this place before the window
     tracks: tuple[str, ...] = ()  # beside the model
     fuse: float | None = None  # DOMO: 1/(αηP) of the round before, whose move is the server's momentum
 
@@ -47,8 +49,10 @@ class Exchange:
         units = range(len(self.changed))
         if not self.changed or not set(self.sent) <= set(units) or len(set(self.sent)) != len(self.sent):
             raise InputError(f"exchange: expected units among {len(self.changed)}, each once, got {self.sent}")
-        if set(self.tracks) - {"control", "momentum"}:
-            raise InputError(f"exchange: expected the tracks control and momentum, got {self.tracks}")
+        if len(set(self.tracks)) != len(self.tracks) or MODEL in self.tracks or not all(map(is_plain, self.tracks)):
+            raise InputError(
+                f"exchange: expected tracks with plain names beside the model, each once, got {self.tracks}"
+            )
         decode_sync(self.sync)
 
     @property

@@ -19,7 +19,7 @@ from federation.axes.input_side import InputSide
 from federation.axes.local import LocalRule, decode_rules, encode_rules
 from federation.axes.participate import Participation
 from federation.axes.serve.names import decode_serve, encode_serve
-from federation.axes.sync import FedLama, When
+from federation.axes.sync import When
 from federation.axes.sync.names import decode_sync, encode_sync
 from federation.axes.weigh import Weigh
 from federation.axes.width import TIERS, OrderedDropout, Width
@@ -197,7 +197,7 @@ class Plan:
                 f"serve.combine: {combining.combine!r} looks at whole parameters of the model alone; expected 'mean' "
                 "beside control variates, averaged momenta, FedNova or reduced widths"
             )
-        if combining.combine != "mean" and isinstance(algorithm.sync, FedLama):
+        if combining.combine != "mean" and algorithm.sync.measures:
             raise InputError(
                 f"serve.combine: FedLAMA measures how far devices are from their mean; expected 'mean', "
                 f"got {combining.combine!r}"

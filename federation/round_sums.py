@@ -14,7 +14,6 @@ from federation.job import Plan
 from federation.layout import MODEL
 from federation.messages import MOST_STEPS
 from federation.region import Region, Run
-from federation.server_step import CONTROL
 from federation.space import ParameterSpace, Vector
 from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, read_blocks, within
 
@@ -43,6 +42,7 @@ class RoundSums:
         sync = plan.choices.sync
         self.due: Region = units_region(sync, space, sync.due(plan.when(number), facts.sync))
         self.totals: dict[str, Accumulator] = {}
+        self._once = {track.name for track, _ in plan.choices.track_rules if track.counts_once}
 
     def fold(self, checked: CheckedUpdate, body: BodyFile, weight: float, count: int, report: Any) -> None:
         """Add an update, in a body that was checked. The order makes no difference to a single bit.
@@ -52,8 +52,7 @@ class RoundSums:
         if self.plan.combining.combine != "mean":
             return
         for name, track in checked.tracks.items():
-            # c is the sum of all c_i, so a change of c_i counts once, however often its device was drawn.
-            times = 1 if name == CONTROL else count
+            times = 1 if name in self._once else count
             self._fold(name, within(track, self.due), body, weight if name == MODEL else 1.0, times, report)
 
     def _fold(self, name: str, track: CheckedTrack, body: BodyFile, weight: float, count: int, report: Any) -> None:

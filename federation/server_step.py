@@ -1,7 +1,7 @@
 """The server's step of a round, block by block: from the sums of the updates to new values of the model and the state.
 
-What nobody trained is not touched: neither the weights nor the server's state there. Statistics of batch norm are means
-of what devices saw, whatever the rule: a rate or momentum for them would make variances negative.
+What no device trained is not touched: neither the weights nor the server's state there. Statistics of batch norm are
+means of what devices saw, whatever the rule: a rate or momentum for them would make variances negative.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.accumulate import Accumulator
+from federation.axes.local import LocalRule, TrackBlock
 from federation.axes.serve import Doubles, RoundFacts, ServeRule
 from federation.layout import MODEL
 from federation.space import Kind, ParameterSpace, Vector
 
 BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
-CONTROL, MOMENTUM = "control", "momentum"  # the other tracks of an update, and the server's vectors of the same names
 
 
 class Stored(Protocol):
@@ -28,7 +28,6 @@ class Stored(Protocol):
     def __getitem__(self, at: slice, /) -> Vector: ...
 
 
-Sums = Mapping[str, Accumulator]  # by track
 Vectors = Mapping[str, Stored]  # by name: the model and the server's state
 Change = tuple[str, slice, Vector]  # new values of a block of a vector
 
@@ -56,29 +55,25 @@ def server_step(rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: 
             yield name, move.at, _chosen(values, before[name][move.at], move.trained)
 
 
-def control_step(total: Accumulator, space: ParameterSpace, before: Vectors, devices: int) -> Iterator[Change]:
-    """SCAFFOLD: c ← c + Σ Δc_i / N, with the published divisor, the number of all devices."""
+def track_step(
+    rule: LocalRule, name: str, total: Accumulator, space: ParameterSpace, before: Vectors, devices: int
+) -> Iterator[Change]:
+    """New values of the server's vector of a track, for the weights that were trained; `devices` is SCAFFOLD's N."""
     for at, kind in trained_blocks(total, space):
         if kind == "weight":
-            yield CONTROL, at, _moved(before[CONTROL][at], total.sum(at) / devices, None)
-
-
-def momentum_step(total: Accumulator, space: ParameterSpace, before: Vectors) -> Iterator[Change]:
-    """FedAvgLM: the mean of the local momenta, where the next round's begin."""
-    for at, kind in trained_blocks(total, space):
-        if kind == "weight":
-            yield MOMENTUM, at, _chosen(total.mean(at), before[MOMENTUM][at], total.trained(at))
+            old = before[name][at]
+            yield name, at, _chosen(rule.move_track(name, old, TrackBlock(total, at, devices)), old, total.trained(at))
 
 
 def mean_moves(total: Accumulator, space: ParameterSpace) -> Iterator[Move]:
-    """The mean over those who trained each element; layers that nobody trained do not appear."""
+    """The mean over the devices that trained each element; layers that none trained do not appear."""
     buffer = np.empty(BLOCK)
     for at, kind in trained_blocks(total, space):
         yield Move(at, kind, total.mean(at, buffer[: at.stop - at.start]), total.trained(at))
 
 
 def spread(total: Accumulator, space: ParameterSpace, layer: int) -> float | None:
-    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer that each x_i has, u being the mean; None if nobody trained it.
+    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer that each x_i has, u being the mean; None if no device trained it.
 
     Σ w‖x‖² − Σ w·u² over the elements, where Σ w·u² is the sum of w·x times u. FedNova: x_i is as far as the mean
     length of all would have taken it, and squares are of x/a.
@@ -91,7 +86,7 @@ def spread(total: Accumulator, space: ParameterSpace, layer: int) -> float | Non
 
 
 def trained_blocks(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, Kind]]:
-    """Blocks of every layer that somebody trained; none crosses from weights to statistics."""
+    """Blocks of every layer that a device trained; none crosses from weights to statistics."""
     kinds: tuple[Kind, Kind] = ("weight", "statistic")
     for layer in range(len(space.layers)):
         if total.weight(layer):

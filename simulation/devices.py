@@ -16,13 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_runtime.device_state import KeptFiles
-from edge_runtime.participant import Begun, Contribution, Part, begin, finish
+from edge_runtime.participant import Begun, Contribution, begin, finish
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.trainer import Outcome, Received
 from federation.algorithm import Facts
 from federation.cohort import Seat
 from federation.coverage import coverage
 from federation.decode import decode
+from federation.device_task import Part
 from federation.engine import RoundEngine
 from federation.errors import NonFiniteLoss
 from federation.exchange import Inherit, trained_region
@@ -148,7 +149,7 @@ class Devices:
     def _finish(
         self, work: Share, seat: SeatTask, server: _Vectors, start: Begun, outcome: Outcome, done: Done
     ) -> None:
-        contribution = finish(start, outcome, self.manifest)
+        contribution = finish(start, outcome)
         try:
             update, body = self._checked(contribution, seat, work)
         except WireError as error:  # a coordinator refuses it, and goes on without this device
@@ -164,7 +165,7 @@ class Devices:
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
         own = traffic_of(sent, self._by_layer([frozen, *server.received]))
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
-        report = dict(vars(replace(outcome.report, lost_state=start.lost, bytes=moved)))
+        report = dict(vars(replace(outcome.report, lost_state=start.device.lost, bytes=moved)))
         done.traffic += own
         done.sums.fold(update, body, self.engine.weight(int(report["samples"])), seat.count, report)
         done.arrived.append(seat.slot)
@@ -188,7 +189,7 @@ class Devices:
         kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
 
     def _look(self, seat: SeatTask, start: Begun, weights: Vector) -> None:
-        if start.graph.size == self.manifest.space.size:
+        if start.device.graph.size == self.manifest.space.size:
             self.look(seat.slot, weights)
 
     def _by_layer(self, regions: Iterable[Region]) -> dict[str, int]:

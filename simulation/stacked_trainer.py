@@ -94,7 +94,7 @@ class StackedTrainer:
 
     def _kind(self, task: Task, start: Received, samples: TrainingSamples) -> Hashable:
         """Name the kind of a device: those of the same kind can be stacked."""
-        brought = tuple(v is not None for v in (start.momentum, start.control, start.server_momentum))
+        brought = tuple(sorted(start.brought))
         batch = min(task.batch, len(samples))
         augmented = task.crop, task.flip
         return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
@@ -166,17 +166,11 @@ class _Stack:
             self.task.steps,
             self.task.rate,
             self.step.stack([r.origin for r in received]),
-            self._brought([r.momentum for r in received]),
-            self._brought([r.control for r in received]),
-            self._brought([r.server_momentum for r in received]),
+            {name: self.step.stack([r.brought[name] for r in received]) for name in received[0].brought},
         )
         own = runs(self.boundary.space(trainer.manifest), self.boundary.layer, covered.layers)
         self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, own))
         self.name = trainer.manifest.tiers.get(self.task.boundary, self.task.boundary)
-
-    def _brought(self, vectors: Sequence[Vector | None]) -> Vector | None:
-        given = [vector for vector in vectors if vector is not None]
-        return self.step.stack(given) if given else None
 
     def run(self) -> list[Outcome | NonFiniteLoss]:
         read = self._reader()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from federation.axes.local import LocalRule, Momentum, Proximal
+from federation.axes.local import LocalRule, Pace
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class Weigh:
 def effective_steps(rules: Sequence[LocalRule], steps: int, rate: float) -> float:
     """‖a‖₁: how many times the first gradient is in the movement of `steps` local steps, with momentum and pull-back.
 
+    >>> from federation.axes.local import Momentum
     >>> effective_steps([], 10, 0.1), effective_steps([Momentum(0.5)], 3, 0.1)
     (10.0, 4.25)
     """
-    heavy = next((rule for rule in rules if isinstance(rule, Momentum)), Momentum(0.0))
-    factor, ahead = heavy.factor, heavy.factor if heavy.nesterov else 0.0
-    pull = rate * next((rule.mu for rule in rules if isinstance(rule, Proximal)), 0.0)
+    paces = [rule.pace for rule in rules]
+    heavy = next((pace for pace in paces if pace.inertia), Pace())
+    factor, ahead = heavy.inertia, heavy.inertia if heavy.nesterov else 0.0
+    pull = rate * sum(pace.pull for pace in paces)
     if not pull:
         along = (steps - factor * (1 - factor**steps) / (1 - factor)) / (1 - factor)  # velocities, all together
         return steps + ahead * along if heavy.nesterov else along

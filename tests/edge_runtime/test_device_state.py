@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.device_state import KeptFiles
-from edge_runtime.participant import Contribution, Kept
+from edge_runtime.participant import Contribution
+from federation.device_task import Kept
 from federation.errors import DiskFull, InputError
 from federation.messages import TaskOffer
 from federation.space import Vector

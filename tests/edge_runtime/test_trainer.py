@@ -265,13 +265,14 @@ def test_float16_activations_change_the_gradient_by_little(digits, images, bound
 @pytest.mark.parametrize("engine", ENGINES)
 def test_divergence_is_named_and_the_trainer_can_go_on(digits, samples, engine):
     trainer = trainer_of(digits, samples, engine=engine)
-    received = Received(digits.suffix("weak"), momentum=np.ones_like(digits.suffix("weak")))
-    kept = received.parameters.copy(), received.momentum.copy()
-    for vector in (received.parameters, received.momentum):
+    momentum = np.ones_like(digits.suffix("weak"))
+    received = Received(digits.suffix("weak"), {"momentum": momentum})
+    kept = received.parameters.copy(), momentum.copy()
+    for vector in (received.parameters, momentum):
         vector.flags.writeable = False
     with pytest.raises(NonFiniteLoss, match=r"the loss is (nan|inf) at step \d+ of round 5 with the rate 1e\+30; use"):
         trainer.run(replace(WEAK, rate=1e30, round=5), received)
-    assert np.array_equal(received.parameters, kept[0]) and np.array_equal(received.momentum, kept[1])
+    assert np.array_equal(received.parameters, kept[0]) and np.array_equal(momentum, kept[1])
     with pytest.raises(NonFiniteLoss, match="parameters are not finite after round 5"):
         trainer.run(replace(WEAK, rate=1e38, round=5, steps=1), received)
     good = trainer.run(WEAK, Received(digits.suffix("weak")))
@@ -315,7 +316,7 @@ def test_received_vectors_that_do_not_fit_are_refused(digits, samples):
             trainer.run(WEAK, Received(wrong))
     for name in ("momentum", "control", "server_momentum"):
         with pytest.raises(InputError, match=f"{name}: expected float32"):
-            trainer.run(WEAK, Received(good, **{name: good[:-1]}))
+            trainer.run(WEAK, Received(good, {name: good[:-1]}))
 
 
 def test_a_batch_is_no_larger_than_the_data(digits, images):
@@ -346,7 +347,7 @@ def test_the_servers_part_of_the_movement_is_not_reported(digits, samples):
     received = digits.suffix("weak")
     server = np.random.default_rng(0).standard_normal(received.size).astype(np.float32) * np.float32(1e-3)
     task = replace(WEAK, rules=(ServerMomentum(0.5, "every_step"),))
-    found = trainer_of(digits, samples).run(task, Received(received, server_momentum=server))
+    found = trainer_of(digits, samples).run(task, Received(received, {"server_momentum": server}))
     expected = found.parameters - received + server * np.float32(0.5 * 8 * 0.05)
     assert relative(found.local.update(), expected) < 1e-4
 
@@ -356,7 +357,7 @@ def test_local_momentum_goes_on_where_it_was(digits, samples):
     trainer, received = trainer_of(digits, samples), digits.suffix("weak")
     first = trainer.run(replace(WEAK, steps=4), Received(received))
     x, momentum = first.parameters.copy(), first.local.state()["momentum"].copy()
-    carried = trainer.run(replace(WEAK, steps=4, round=1), Received(x, momentum)).parameters.copy()
+    carried = trainer.run(replace(WEAK, steps=4, round=1), Received(x, {"momentum": momentum})).parameters.copy()
     begun = trainer.run(replace(WEAK, steps=4, round=1), Received(x)).parameters
     assert not np.array_equal(carried, begun)
 

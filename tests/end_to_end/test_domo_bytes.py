@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.device_state import KeptFiles
-from edge_runtime.participant import RECEIVED, Kept
+from federation.axes.local.server_momentum import RECEIVED
+from federation.device_task import Kept
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import job_text, simulate
 

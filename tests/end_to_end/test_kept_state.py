@@ -18,7 +18,7 @@ import pytest
 from coordinator.store.files import Files
 from edge_runtime import state_file as state
 from edge_runtime.device_state import KeptFiles
-from edge_runtime.participant import Kept
+from federation.device_task import Kept
 from federation.space import Vector
 from simulation.fleet import SimulatedFleet, open_fleet, read_job
 from simulation.pool import InlinePool

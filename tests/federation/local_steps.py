@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -24,10 +23,17 @@ def draw(*shape: int, seed: int = 0) -> Vector:
 GRADIENTS = draw(STEPS, N, seed=1)
 
 
-def work(rules: Sequence[LocalRule], gradients: Vector = GRADIENTS, *, block: int = 8, **start: Any) -> LocalStep:
+def work(
+    rules: Sequence[LocalRule],
+    gradients: Vector = GRADIENTS,
+    *,
+    block: int = 8,
+    x: Vector | None = None,
+    **brought: Vector,
+) -> LocalStep:
     """Run the rules over the gradients, everything a weight; blocks are small and do not divide the length."""
-    x = start.pop("x", draw(gradients.shape[1])).copy()
-    begun = Start(x, len(gradients), RATE, **start)
+    x = (draw(gradients.shape[1]) if x is None else x).copy()
+    begun = Start(x, len(gradients), RATE, brought=brought)
     step = LocalStep(rules, begun, [slice(0, 5), slice(5, x.size)], [], block=block)
     for gradient in gradients:
         step.step(gradient.copy(), RATE)

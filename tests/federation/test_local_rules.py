@@ -15,6 +15,7 @@ from federation.axes.local import (
     LocalRule,
     LocalStep,
     Momentum,
+    Plain,
     Proximal,
     Running,
     ServerMomentum,
@@ -129,7 +130,8 @@ def test_the_server_can_do_domo_with_the_reported_update(when: Any) -> None:
         m64 = mu_s * m64 + np.mean([device(x64, m64, batch)[1] for batch in batches], axis=0)
         x64 = x64 - alpha * RATE * STEPS * m64
         rules = [Momentum(0.6), ServerMomentum(0.9, when)]
-        updates = [work(rules, batch, x=x, server_momentum=m if number else None).update() for batch in batches]
+        brought = {"server_momentum": m} if number else {}
+        updates = [work(rules, batch, x=x, **brought).update() for batch in batches]
         m = (mu_s * m - np.mean(updates, axis=0) / (RATE * STEPS)).astype(np.float32)
         x = (x - alpha * RATE * STEPS * m).astype(np.float32)
     np.testing.assert_allclose(x, x64, atol=2e-5)
@@ -141,7 +143,7 @@ def test_a_rate_that_changes_within_the_task() -> None:
     sgd = draw(N).astype(np.float64) - rates @ GRADIENTS.astype(np.float64)
     for when, moved in (("every_step", rates.sum()), ("before", RATE * STEPS)):
         rule = ServerMomentum(0.5, when)
-        step = LocalStep([rule], Start(draw(N), STEPS, RATE, server_momentum=m_r), [slice(0, N)], [])
+        step = LocalStep([rule], Start(draw(N), STEPS, RATE, brought={"server_momentum": m_r}), [slice(0, N)], [])
         for gradient, rate in zip(GRADIENTS, rates):
             step.step(gradient.copy(), float(rate))
         np.testing.assert_allclose(step.x, sgd - moved * 0.5 * m_r, atol=5e-6)
@@ -230,8 +232,8 @@ def test_the_order_counts() -> None:
 def test_statistics_are_replaced_and_no_rule_touches_them(last: LocalRule) -> None:
     weights, statistics = [slice(0, 10), slice(14, 30)], [slice(10, 14), slice(30, 33)]
     inner = np.r_[10:14, 30:33]
-    neither = slice(33, N)  # in no run: nobody may change it
-    start = Start(draw(N), STEPS, RATE, **vectors(N))
+    neither = slice(33, N)  # in no run: no rule may change it
+    start = Start(draw(N), STEPS, RATE, brought=vectors(N))
     step = LocalStep([*EVERY_RULE[:-1], last], start, weights, statistics, block=4)
     assert np.array_equal(step.x[inner], draw(N)[inner])  # before the first step too: the forward pass reads them
     for gradient in GRADIENTS:
@@ -257,7 +259,7 @@ def test_statistics_are_replaced_and_no_rule_touches_them(last: LocalRule) -> No
 @pytest.mark.parametrize("last", [ServerMomentum(0.8, "before"), ServerMomentum(0.8, "every_step")], ids=str)
 def test_a_step_allocates_nothing(last: LocalRule) -> None:
     n = 200_000
-    start = Start(draw(n), 3, RATE, **vectors(n))
+    start = Start(draw(n), 3, RATE, brought=vectors(n))
     step = LocalStep([*EVERY_RULE[:-1], last], start, [slice(0, n - 100)], [slice(n - 100, n)])
     gradient = draw(n, seed=9)
     step.step(gradient, RATE)
@@ -281,20 +283,16 @@ def test_a_diverging_step_is_no_warning() -> None:
     assert not np.isfinite(step.x).all()
 
 
-class Doubling:
-    """A rule of somebody else's: no base class needed."""
+class Doubling(LocalRule):
+    """A rule of a user's own."""
 
     def begin(self, start: Start) -> Running:
-        return self
+        return _Doubling()
 
+
+class _Doubling(Plain):
     def direct(self, at: slice, g: Vector, x: Vector, scratch: Vector) -> None:
         g *= 2
-
-    def state(self) -> dict[str, Vector]:
-        return {}
-
-    def unreported(self, rates: float) -> Vector | None:
-        return None
 
 
 def test_a_foreign_rule_can_take_part_but_has_no_name() -> None:

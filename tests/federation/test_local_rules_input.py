@@ -78,9 +78,9 @@ def read_only() -> Vector:
         ({"steps": 0}, "steps: expected at least 1, got 0"),
         ({"rate": -0.1}, r"rate: expected a number in \[0, 3.4e\+38\), got -0.1"),
         ({"rate": float("nan")}, r"rate: expected .* got nan"),
-        ({"momentum": draw(3)}, r"momentum: expected float32 \(37,\) like x, got float32 \(3,\)"),
-        ({"control": np.zeros(N)}, r"control: expected float32 \(37,\) like x, got float64 \(37,\)"),
-        ({"server_momentum": draw(1, N)}, r"server_momentum: expected float32 \(37,\) like x, got float32 \(1, 37\)"),
+        ({"brought": {"momentum": draw(3)}}, r"momentum: expected float32 \(37,\) like x, got float32 \(3,\)"),
+        ({"brought": {"control": np.zeros(N)}}, r"control: expected float32 \(37,\) like x, got float64 \(37,\)"),
+        ({"received": draw(1, N)}, r"received: expected float32 \(37,\) like x, got float32 \(1, 37\)"),
     ],
 )
 def test_a_start_that_cannot_be(change: dict[str, Any], message: str) -> None:

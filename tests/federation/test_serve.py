@@ -18,7 +18,7 @@ from federation.axes.serve.names import decode_serve, encode_serve
 from federation.errors import InputError
 from federation.layout import MODEL
 from federation.region import Region, box, of_layers, whole
-from federation.server_step import Change, control_step, mean_moves, momentum_step, server_step, spread
+from federation.server_step import Change, mean_moves, server_step, spread, track_step
 from federation.space import Parameter, ParameterSpace, Vector
 from tests.oracles import fedopt
 
@@ -177,7 +177,7 @@ def test_scaffolds_control_is_divided_by_all_devices_and_has_no_statistics() -> 
     assert algorithm.tracks == algorithm.vectors == ("control",)
     values = beginning(algorithm)
     rows = [(of_layers(SPACE, [0]), np.full(13, v, np.float32), 1.0) for v in (1.0, 3.0)]
-    new = after(values, control_step(total_of(rows), SPACE, values, 8))["control"]
+    new = after(values, track_step(ControlVariate(), "control", total_of(rows), SPACE, values, 8))["control"]
     assert new.tolist() == [0.5] * 10 + [0.0] * 7
 
 
@@ -185,7 +185,7 @@ def test_averaged_momenta_are_the_mean_and_replace() -> None:
     algorithm = Algorithm((Momentum(0.9, between="average"),))
     values = {**beginning(algorithm), "momentum": np.full(17, 7, np.float32)}
     rows = [(of_layers(SPACE, [0]), np.full(13, v, np.float32), 1.0) for v in (1.0, 4.0)]
-    new = after(values, momentum_step(total_of(rows), SPACE, values))["momentum"]
+    new = after(values, track_step(algorithm.rules[0], "momentum", total_of(rows), SPACE, values, 8))["momentum"]
     assert new.tolist() == [2.5] * 10 + [7.0] * 7
 
 

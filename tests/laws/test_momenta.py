@@ -79,9 +79,9 @@ def test_the_family_of_domo(tmp_path, method, alpha, rate):
             kept = times(rates[number], fleet.model(mine.vectors["server_momentum"]))
             assert_close(kept, times(-rates[number] * STEPS, theirs.server_momentum))
         for device in mine.drawn:
-            what = fleet.received[number, device].server_momentum
+            what = fleet.received[number, device].brought.get("server_momentum")
             assert (what is not None) == (method.startswith("domo") and number > 0)
             if what is not None:
                 assert_close(model_of(fleet.space, what), theirs.inferred, 2e-5)
     fused = method.startswith("domo")
-    assert fused == any(r.server_momentum is not None and np.any(r.server_momentum) for r in fleet.received.values())
+    assert fused == any(np.any(received.brought.get("server_momentum", 0)) for received in fleet.received.values())

@@ -193,9 +193,7 @@ class Fleet:
         task = task.for_samples(self.problem.samples[device])
         covered = coverage(self.manifest, task.boundary)
         x = np.array(received.parameters)
-        start = Start(
-            x, task.steps, task.rate, received.origin, received.momentum, received.control, received.server_momentum
-        )
+        start = Start(x, task.steps, task.rate, received.origin, received.brought)
         space = covered.boundary.space(self.manifest)
         local = LocalStep(task.rules, start, *runs(space, covered.boundary.layer, covered.layers))
         first = task.round * (self.most or task.steps)

@@ -60,8 +60,9 @@ def starts(bundle: Bundle, boundary: str, count: int, *, with_vectors: bool = Fa
         def small(like=x, rng=rng):
             return (1e-3 * rng.standard_normal(like.size)).astype(np.float32)
 
-        more = (small(), small(), small()) if with_vectors else ()
-        found.append(Received(x + np.abs(small()), *more))
+        names = ("momentum", "control", "server_momentum") if with_vectors else ()
+        brought = {name: small() for name in names}
+        found.append(Received(x + np.abs(small()), brought))
     return found
 
 

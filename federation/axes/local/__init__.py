@@ -1,12 +1,12 @@
 """What a local step is: rules that change the direction of SGD, chained, in numpy.
 
-    rule              the direction of a step              keeps
+    rule              the direction of a step              a device keeps    beside the model travels
 
-    WeightDecay       g + factor·x                         nothing
-    Proximal          g + μ(x − x_0), FedProx              x_0
-    ControlVariate    g + c − c_i, SCAFFOLD and VRL-SGD    nothing
-    Momentum          v ← factor·v + g                     v, its state
-    ServerMomentum    g + β·m_r, DOMO-S; or DOMO's move    nothing
+    WeightDecay       g + factor·x                         nothing           nothing
+    Proximal          g + μ(x − x_0), FedProx              nothing           nothing
+    ControlVariate    g + c − c_i, SCAFFOLD and VRL-SGD    c_i               Δc_i (SCAFFOLD)
+    Momentum          v ← factor·v + g                     v, if it is kept  v, if it is averaged
+    ServerMomentum    g + β·m_r, DOMO-S; or DOMO's move    the server's x    nothing
                       before the first step
 
 No rule at all is plain SGD. The order counts: rules apply from left to right, so weight decay before momentum is
@@ -18,8 +18,8 @@ from federation.axes.local.control_variate import ControlVariate
 from federation.axes.local.momentum import Momentum
 from federation.axes.local.names import decode_rules, encode_rules, parse_rule
 from federation.axes.local.proximal import Proximal
-from federation.axes.local.rule import LocalRule, Running, Start
-from federation.axes.local.server_momentum import ServerMomentum, fuses
+from federation.axes.local.rule import LocalRule, Pace, Plain, Running, Start, Track, TrackBlock
+from federation.axes.local.server_momentum import ServerMomentum
 from federation.axes.local.weight_decay import WeightDecay
 
 __all__ = [
@@ -28,15 +28,18 @@ __all__ = [
     "LocalRule",
     "LocalStep",
     "Momentum",
+    "Pace",
+    "Plain",
     "Proximal",
     "Running",
     "ServerMomentum",
     "Start",
+    "Track",
+    "TrackBlock",
     "WeightDecay",
     "check_rules",
     "decode_rules",
     "encode_rules",
-    "fuses",
     "parse_rule",
     "runs",
 ]

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from federation.axes.local.rule import LocalRule, Start, check_constant
-from federation.axes.local.server_momentum import ServerMomentum
 from federation.errors import InputError
 from federation.space import ParameterSpace, Vector
 
@@ -55,7 +54,7 @@ class LocalStep:
         if gradients.shape != self.x.shape or gradients.dtype != np.float32:
             raise InputError(f"gradients: expected float32 {self.x.shape}, got {gradients.dtype} {gradients.shape}")
         check_constant("rate", rate)
-        with np.errstate(over="ignore", invalid="ignore"):  # who watches the loss sees divergence, and says so once
+        with np.errstate(over="ignore", invalid="ignore"):  # the trainer watches the loss, and reports divergence once
             for at, x, scratch in self._blocks:
                 g = gradients[at]
                 for rule in self._rules:
@@ -82,15 +81,18 @@ class LocalStep:
 
 
 def check_rules(rules: Sequence[LocalRule]) -> None:
-    """Refuse a rule that appears twice, and anything behind the server's momentum."""
+    """Refuse a rule or a track that appears twice, and anything behind a rule that stands last."""
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise InputError(f"rules: expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times")
-    if ServerMomentum in kinds[:-1]:
-        # What came later would act on the server's part as well, which could then not be told from the device's.
-        order = ", ".join(kind.__name__ for kind in kinds)
-        raise InputError(f"rules: expected ServerMomentum to stand last, got {order}")
+    for rule in rules[:-1]:
+        if rule.stands_last:
+            order = ", ".join(kind.__name__ for kind in kinds)
+            raise InputError(f"rules: expected {type(rule).__name__} to stand last, got {order}")
+    names = [track.name for rule in rules for track in rule.tracks]
+    if len(set(names)) != len(names):
+        raise InputError(f"rules: expected every track at most once, got {', '.join(names)}")
 
 
 def runs(space: ParameterSpace, first_layer: int, trained: range | None = None) -> tuple[list[slice], list[slice]]:

@@ -6,21 +6,24 @@ devices and handed back (FedAvgLM; twice the bytes).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
-from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.axes.local.rule import LocalRule, Pace, Plain, Running, Start, Track, check_constant
+from federation.device_task import DeviceTask, Handover, LocalModel, LocalResult
 from federation.errors import InputError
 from federation.space import Vector
 
+MOMENTUM = "momentum"  # v: brought, kept, sent, and the server's mean of it
 Between = Literal["reset", "keep", "average"]
 
 
 @dataclass(frozen=True)
-class Momentum:
-    """Local momentum. It starts at `Start.momentum`, or at zero; its state is `momentum`."""
+class Momentum(LocalRule):
+    """Local momentum."""
 
     factor: float
     nesterov: bool = False
@@ -31,9 +34,38 @@ class Momentum:
         if self.between not in get_args(Between):
             raise InputError(f"momentum.between: expected reset, keep or average, got {self.between!r}")
 
+    @property
+    def tracks(self) -> tuple[Track, ...]:
+        return (Track(MOMENTUM),) if self.between == "average" else ()
+
+    @property
+    def keeps(self) -> bool:
+        return self.between == "keep"
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(inertia=self.factor, nesterov=self.nesterov)
+
     def begin(self, start: Start) -> Running:
-        velocity = np.zeros_like(start.x) if start.momentum is None else start.momentum.copy()
+        brought = start.brought.get(MOMENTUM)
+        velocity = np.zeros_like(start.x) if brought is None else brought.copy()
         return _Nesterov(self.factor, velocity) if self.nesterov else _HeavyBall(self.factor, velocity)
+
+    def begin_task(self, task: DeviceTask, model: LocalModel) -> Mapping[str, Vector]:
+        if self.between == "average":
+            if task.goes_on(MOMENTUM):
+                newer = [task.server.state(MOMENTUM, part) for part in task.fresh]
+                return {MOMENTUM: task.renewed(MOMENTUM, newer)}
+            return {MOMENTUM: task.server.state(MOMENTUM, task.everything)}
+        kept = task.own.vectors if task.own and self.between == "keep" else {}
+        return {MOMENTUM: kept[MOMENTUM]} if MOMENTUM in kept else {}
+
+    def finish_task(self, task: DeviceTask, result: LocalResult) -> Handover:
+        if self.between == "reset":
+            return Handover()
+        velocity = {MOMENTUM: result.state[MOMENTUM]}
+        stays = self.between == "keep" or task.exchange.keeps_model
+        return Handover(velocity if self.between == "average" else {}, velocity if stays else {})
 
 
 class _HeavyBall(Plain):
@@ -48,7 +80,7 @@ class _HeavyBall(Plain):
         np.copyto(v, g)
 
     def state(self) -> dict[str, Vector]:
-        return {"momentum": self.velocity}
+        return {MOMENTUM: self.velocity}
 
 
 class _Nesterov(_HeavyBall):

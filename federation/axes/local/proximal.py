@@ -9,18 +9,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.axes.local.rule import LocalRule, Pace, Plain, Running, Start, check_constant
 from federation.space import Vector
 
 
 @dataclass(frozen=True)
-class Proximal:
+class Proximal(LocalRule):
     """Pull every weight towards its value as received."""
 
     mu: float
 
     def __post_init__(self) -> None:
         check_constant("proximal.mu", self.mu)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(pull=self.mu)
 
     def begin(self, start: Start) -> Running:
         return _Running(self.mu, start.origin) if self.mu else Plain()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from federation.axes.local.rule import Plain, Running, Start, check_constant
+from federation.axes.local.rule import LocalRule, Plain, Running, Start, check_constant
 from federation.space import Vector
 
 
 @dataclass(frozen=True)
-class WeightDecay:
+class WeightDecay(LocalRule):
     """Pull every weight towards zero."""
 
     factor: float

@@ -9,19 +9,20 @@ Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from federation.axes.serve.rule import Doubles, RoundFacts, check_rate
+from federation.axes.serve.rule import Doubles, RoundFacts, ServeRule, check_rate
 from federation.errors import InputError
 
 FIRST, SECOND = "first_moment", "second_moment"
 
 
 @dataclass(frozen=True)
-class _Adaptive:
+class _Adaptive(ServeRule):
     """`tau` is the degree of adaptivity; v begins at `initial`, τ² unless it is given."""
 
     rate: float = 0.01
@@ -51,8 +52,9 @@ class _Adaptive:
         self.vary(variance, np.square(move))
         return self.rate * mean / (np.sqrt(variance) + self.tau)
 
+    @abstractmethod
     def vary(self, variance: Doubles, squares: Doubles) -> None:
-        raise AssertionError("an adaptive server says how its variance changes")
+        """Change v in place, given Δ²."""
 
 
 @dataclass(frozen=True)

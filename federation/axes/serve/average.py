@@ -8,24 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from federation.axes.serve.rule import Doubles, RoundFacts, check_rate
+from federation.axes.serve.rule import Doubles, RoundFacts, ServeRule, check_rate
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(ServeRule):
     """Move by the mean of the updates, times a rate."""
 
     rate: float = 1.0
 
     def __post_init__(self) -> None:
         check_rate(self.rate)
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        return ()
-
-    def first(self, name: str) -> float:
-        return 0.0
 
     def step(self, move: Doubles, state: Mapping[str, Doubles], facts: RoundFacts) -> Doubles:
         return move * self.rate

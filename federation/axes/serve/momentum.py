@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from federation.axes.serve.rule import Doubles, RoundFacts, check_rate
+from federation.axes.serve.rule import Doubles, RoundFacts, ServeRule, check_rate
 from federation.errors import InputError
 
 MOMENTUM = "server_momentum"
 
 
 @dataclass(frozen=True)
-class ServerHeavyBall:
+class ServerHeavyBall(ServeRule):
     """Move by a running sum of the mean updates; `rate` is α."""
 
     factor: float = 0.9
@@ -32,13 +32,10 @@ class ServerHeavyBall:
     def vectors(self) -> tuple[str, ...]:
         return (MOMENTUM,)
 
-    def first(self, name: str) -> float:
-        return 0.0
-
     def step(self, move: Doubles, state: Mapping[str, Doubles], facts: RoundFacts) -> Doubles:
         momentum = state[MOMENTUM]
         distance: Doubles = momentum * (self.factor * facts.rate) + move  # not by way of Δ/η: with μ = 0 this is Δ
         momentum *= self.factor
-        if facts.rate:  # at the end of a cosine nobody moves
+        if facts.rate:  # at the end of a cosine no device moves
             momentum += move / facts.rate
         return distance * self.rate

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,21 @@ class RoundFacts:
     rate: float  # the local learning rate of the round
 
 
-class ServeRule(Protocol):
-    """The constants of the server's step."""
+class ServeRule(ABC):
+    """The constants of the server's step: a frozen dataclass."""
 
-    @property
-    def rate(self) -> float:
-        """The factor of every move."""
+    rate: float  # the factor of every move
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """Names of the state vectors; they begin at zero unless `first` says otherwise."""
+        return ()
 
     def first(self, name: str) -> float:
         """Where the elements of a state vector begin."""
+        return 0.0
 
+    @abstractmethod
     def step(self, move: Doubles, state: Mapping[str, Doubles], facts: RoundFacts) -> Doubles:
         """How far a block of the model moves, given the mean of the updates; `state` is changed in place."""
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from federation.axes.sync.rule import SyncFacts, When
+from federation.axes.sync.rule import Sync, SyncFacts, When
 from federation.errors import InputError
 from federation.region import Region, of_layers
 from federation.space import ParameterSpace
 
 
 @dataclass(frozen=True)
-class FedLama:
+class FedLama(Sync):
     """A unit is a layer; τ' is the number of steps of a round, and `factor` is φ."""
 
     factor: int = 2
@@ -35,19 +35,17 @@ class FedLama:
     def window(self) -> int:
         return self.factor
 
+    @property
+    def measures(self) -> bool:
+        return True
+
     def units(self, space: ParameterSpace) -> tuple[Region, ...]:
         return tuple(of_layers(space, [index]) for index in range(len(space.layers)))
-
-    def intervals(self, units: int) -> tuple[int, ...]:
-        return (1,) * units
 
     def due(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
         done = when.round + 1
         everything = when.is_last or when.ends_window or done % self.factor == 0
         return tuple(unit for unit, rounds in enumerate(facts.intervals) if everything or done % rounds == 0)
-
-    def sent(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
-        return self.due(when, facts)
 
     def learn(self, when: When, facts: SyncFacts, sizes: tuple[int, ...]) -> SyncFacts:
         if (when.round + 1) % self.factor:

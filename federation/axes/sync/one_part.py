@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from federation.axes.sync.rule import SyncFacts, When
+from federation.axes.sync.rule import Sync, SyncFacts, When
 from federation.errors import InputError
 from federation.region import Region, channel_part, of_layers, whole
 from federation.space import ParameterSpace
@@ -18,7 +18,7 @@ Which = Literal["first_half", "second_half", "half_of_channels", "none"]
 
 
 @dataclass(frozen=True)
-class OnePart:
+class OnePart(Sync):
     """Unit 0 is synchronised in every round, unit 1 in the last one of the job."""
 
     part: Which = "second_half"
@@ -26,10 +26,6 @@ class OnePart:
     def __post_init__(self) -> None:
         if self.part not in get_args(Which):
             raise InputError(f"sync.part: expected {', '.join(get_args(Which))}, got {self.part!r}")
-
-    @property
-    def window(self) -> int:
-        return 1
 
     def units(self, space: ParameterSpace) -> tuple[Region, ...]:
         if self.part == "none":
@@ -41,14 +37,5 @@ class OnePart:
         first, second = of_layers(space, half), of_layers(space, rest)
         return (first, second) if self.part == "first_half" else (second, first)
 
-    def intervals(self, units: int) -> tuple[int, ...]:
-        return (1,) * units
-
     def due(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
         return (0, 1) if when.is_last else (0,)
-
-    def sent(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
-        return self.due(when, facts)
-
-    def learn(self, when: When, facts: SyncFacts, sizes: tuple[int, ...]) -> SyncFacts:
-        return facts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from federation.axes.sync.rule import SyncFacts, When
+from federation.axes.sync.rule import Sync, SyncFacts, When
 from federation.errors import InputError
 from federation.region import Region, channel_part, of_layers
 from federation.space import ParameterSpace
@@ -22,7 +22,7 @@ PERIODS = 10  # full rotations after which the paper changes the cohort
 
 
 @dataclass(frozen=True)
-class Rotating:
+class Rotating(Sync):
     """Step k averages part k mod `parts`; the last round of a job averages everything.
 
     When the cohort changes, the local models are handed on as they are (`local`, the better one), or are averaged
@@ -43,6 +43,10 @@ class Rotating:
     def window(self) -> int:
         return PERIODS * self.parts
 
+    @property
+    def hands_on(self) -> bool:
+        return self.redistribute == "local"
+
     def units(self, space: ParameterSpace) -> tuple[Region, ...]:
         if self.by == "channel":
             return tuple(channel_part(space, part, self.parts) for part in range(self.parts))
@@ -52,16 +56,12 @@ class Rotating:
         return (self.parts,) * units
 
     def due(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
-        if when.is_last or (when.ends_window and self.redistribute == "averaged"):
+        if when.is_last or (when.ends_window and not self.hands_on):
             return tuple(range(self.parts))
         return ((when.round + 1) % self.parts,)
 
     def sent(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
-        handed_on = when.ends_window and self.redistribute == "local"
-        return tuple(range(self.parts)) if handed_on else self.due(when, facts)
-
-    def learn(self, when: When, facts: SyncFacts, sizes: tuple[int, ...]) -> SyncFacts:
-        return facts
+        return tuple(range(self.parts)) if when.ends_window and self.hands_on else self.due(when, facts)
 
 
 def _even(space: ParameterSpace, parts: int) -> list[list[int]]:
