@@ -82,7 +82,7 @@ def stored_version(
 def write_version(
     files: Files, job: str, version: int, space: ParameterSpace, names: Iterable[str], changes: Iterable[Change]
 ) -> None:
-    """The version after `version`: a copy of it with these changes. What nobody trained stays bit by bit."""
+    """The version after `version`: a copy of it with these changes. What no device trained stays bit by bit."""
     state = state_space(names, space.size)
     spaces = {files.version: space, **({files.state: state} if state.layers else {})}
     drafts, starts = {}, _places(space, state)

@@ -1,8 +1,8 @@
 """A device's part in a round, around the training: what it starts from, what it sends, what it keeps.
 
 The same code whether the server is far away (agent.py) or in the same process (a simulation): it asks `ServerValues`,
-and keeps things in a `Memory`. The model itself is handled here; everything else that an algorithm starts from, sends
-and keeps is its local rules' own (federation/axes/local).
+and finds what it kept in a `DeviceState`. The model itself is handled here; everything else that an algorithm starts
+from, sends and keeps is its local rules' own (federation/axes/local).
 
     model       the device's own weights, where not everything is synchronised in every round
     reference   the server's value that their difference is taken from
@@ -25,7 +25,7 @@ from federation.region import Region
 from federation.space import Vector
 
 
-class Memory(Protocol):
+class DeviceState(Protocol):
     """Where a device keeps things between tasks."""
 
     def load(self, task: str) -> Kept | None:
@@ -54,10 +54,10 @@ class Contribution:
         return sum(4 * vector.size for _, vector in self.tracks.values())
 
 
-def begin(task: Task, manifest: Manifest, server: ServerValues, memory: Memory) -> Begun:
+def begin(task: Task, manifest: Manifest, server: ServerValues, state: DeviceState) -> Begun:
     """Collect everything that training starts from."""
     last = task.exchange.last_task
-    own = memory.load(last) if last else None
+    own = state.load(last) if last else None
     own = own if own and own.boundary == task.boundary else None
     device = DeviceTask(task.round, task.boundary, task.exchange, manifest, server, own)
     model = _model(device)

@@ -1,6 +1,6 @@
 """The one streaming accumulator: sum of w·x for every element, sum of w, of w·|x|² and a count for every layer.
 
-An update covers a region (region.py), and a mean is taken over those who have an element: layers that weak devices do
+An update covers a region (region.py), and a mean is taken over those that have an element: layers that weak devices do
 not train, channels that narrow ones do not have. FedNova's normalisation is part of it: an update may be divided by its
 own length a before it is summed, and the mean is multiplied by the mean of all lengths again,
 

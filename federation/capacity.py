@@ -16,7 +16,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Memory:
+class PredictedMemory:
     """Predicted bytes of training from a boundary."""
 
     parameters: int  # weights and statistics
@@ -37,15 +37,15 @@ def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -
     return (manifest.weights_of(boundary) + boundary.activations * size) / full
 
 
-def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> Memory:
+def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> PredictedMemory:
     """Predict the bytes of each part; statistics count like weights, except that no momentum is kept for them."""
     weights, statistics = manifest.weights_of(boundary), manifest.statistics_of(boundary)
     return memory_for(weights, statistics, boundary.activations * (batch or manifest.batch))
 
 
-def memory_for(weights: int, statistics: int, activations: int) -> Memory:
+def memory_for(weights: int, statistics: int, activations: int) -> PredictedMemory:
     """Predict the bytes of training so many elements while so many activations are kept."""
-    return Memory(
+    return PredictedMemory(
         parameters=FLOAT_BYTES * (weights + statistics),
         gradients=FLOAT_BYTES * (weights + statistics),
         optimiser=FLOAT_BYTES * weights,

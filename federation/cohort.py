@@ -1,4 +1,4 @@
-"""The cohort of a round: who sits in which slot, training from which boundary, and how a seat is leased and answered.
+"""The cohort of a round: the device of every slot, what it trains, and how a seat is leased and answered.
 
 Pure: the same arguments give the same cohort, on every machine and after every restart. What the seats together mean
 for the round is the business of rounds.py.
@@ -27,7 +27,7 @@ class Member:
 
     device: str
     boundary: str  # what it trains, as text: federation/coverage.py
-    trains: int  # layers; whoever takes over a slot should train as many
+    trains: int  # layers; a device that takes over a slot should train as many
 
     def __post_init__(self) -> None:
         if not self.device or not self.boundary or self.trains < 1:
@@ -36,14 +36,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Seat:
-    """A slot of a cohort and who is in it: offered, leased, arrived; or expired or failed, and free for another."""
+    """A slot of a cohort and the device in it: offered, leased, arrived; or expired or failed, and free for another."""
 
     number: int
     member: Member  # whose turn it is, or was last
     count: int = 1  # times that its update counts
     state: SeatState = "offered"
-    until: float = 0.0  # offer and lease: when they run out; failed: those who had it do not get it again before
-    holders: tuple[str, ...] = ()  # everybody who took it; the last of n holds attempt n
+    until: float = 0.0  # offer and lease: when they run out; failed: devices that had it do not get it again before
+    holders: tuple[str, ...] = ()  # all devices that took it; the last of n holds attempt n
 
     def __post_init__(self) -> None:
         if self.number < 0 or self.count < 1 or not math.isfinite(self.until):
@@ -66,7 +66,7 @@ class Seat:
         return replace(self, member=member, state="offered", until=until)
 
     def heir(self, waiting: Iterable[Member], now: float) -> Member | None:
-        """Who gets a free seat: rather somebody who trains as much as the last, and has not had it; then the first."""
+        """Choose the next device of a free seat: rather one that trains as much and has not had it; then the first."""
         resting = self.holders if self.state == "failed" and now < self.until else ()
         ready = (member for member in waiting if member.device not in resting)
         return min(ready, key=lambda m: (m.trains < self.member.trains, m.device in self.holders), default=None)
@@ -208,9 +208,9 @@ def assign(
 ) -> Cohort:
     """The cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
 
-    Inside a window whoever is still there keeps its slot, also if devices have joined since; a device that has left is
-    replaced by the next one of the window's random order, for the rest of the window. A device without a profile is
-    taken as able to train everything.
+    Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
+    left is replaced by the next one of the window's random order, for the rest of the window. A device without a
+    profile is taken as able to train everything.
     """
     fit, reasons = _fit(available, profiles, cover, manifest)
     if len(fit) < participation.needed:
@@ -256,7 +256,7 @@ def _member(device: str, text: str, manifest: Manifest) -> Member:
 
 
 def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:
-    """The slots of the round before, vacancies filled in the given order; those for which nobody is left close up."""
+    """Take over the slots of the round before; vacancies are filled in the given order, and the rest close up."""
     comers = iter([device for device in order if device not in fixed])
     slots = []
     for seat in previous.seats:
@@ -278,7 +278,7 @@ def run_out(seats: Sequence[Seat], now: float, left: Collection[str] = ()) -> tu
 def hand_out(
     seats: Sequence[Seat], waiting: Iterable[Member], now: float, until: float
 ) -> tuple[tuple[Seat, ...], list[Seat]]:
-    """Offer free seats to those who wait and have none, and list the new offers.
+    """Offer free seats to devices that wait and have none, and list the new offers.
 
     A device that has answered is not asked again: its data would count twice.
     """

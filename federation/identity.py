@@ -1,4 +1,4 @@
-"""Who a device is and what its chance is: both follow from names, so that two fleets with the same names do the same.
+"""A device's id and its seeds: both follow from names, so that two fleets with the same names do the same.
 
 Neither is a secret. What a device may do is decided by its token.
 """

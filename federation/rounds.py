@@ -3,8 +3,8 @@
     selecting ──► collecting ──► closing ──► committed
         └──────────────┴────────────┴──────► abandoned
 
-`advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when somebody last looked at
-the clock. A round is an immutable value; the same facts in the same order give the same round, after a restart too.
+`advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when the clock was last
+read. A round is an immutable value; the same facts in the same order give the same round, after a restart too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DevicesAvailable:  # they want something to do
 
 
 @dataclass(frozen=True)
-class DevicesLeft:  # they said goodbye or were shut out; who just vanishes lets its lease run out
+class DevicesLeft:  # they said goodbye or were shut out; one that just vanishes lets its lease run out
     devices: tuple[str, ...]
 
 
@@ -97,7 +97,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Resumed:  # the coordinator was down, or the job paused; this is held against nobody
+class Resumed:  # the coordinator was down, or the job paused; this is held against no device
     outage: float  # seconds
 
     def __post_init__(self) -> None:
@@ -304,4 +304,6 @@ def _put(round: Round, seat: Seat, effect: Effect) -> Step:
     return replace(round, slots=(*round.slots[: seat.number], seat, *round.slots[seat.number + 1 :])), [effect]
 
 
-_NOWHERE: Final = Seat(0, Member("nobody", "nowhere", 1), state="expired")  # like a seat never offered to who asks
+_NOWHERE: Final = Seat(
+    0, Member("none", "nowhere", 1), state="expired"
+)  # like a seat that was never offered to the device

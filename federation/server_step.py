@@ -22,13 +22,13 @@ from federation.space import Kind, ParameterSpace, Vector
 BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
 
 
-class Stored(Protocol):
+class StoredVector(Protocol):
     """A vector of which a block is read at a time: an array, or a file."""
 
     def __getitem__(self, at: slice, /) -> Vector: ...
 
 
-Vectors = Mapping[str, Stored]  # by name: the model and the server's state
+Vectors = Mapping[str, StoredVector]  # by name: the model and the server's state
 Change = tuple[str, slice, Vector]  # new values of a block of a vector
 
 

@@ -204,7 +204,7 @@ class Devices:
         return KeptFiles(self.folder / "kept" / device, durable=False)
 
     def _hand_on(self, work: Share, seat: SeatTask, contribution: Contribution) -> None:
-        """Keep a local model for whoever has this place in the next round; those of earlier windows are done with."""
+        """Keep a local model for the device that has this place next; those of earlier windows are removed."""
         folder = self.folder / HANDED_ON
         for old in folder.glob("*"):
             if _round_of(old.name) not in (work.number, work.saved - 1):

@@ -25,7 +25,7 @@ class DeviceProfile:
     """What a device says about itself. The boundary it measured counts most, then its tier, then its memory."""
 
     memory: int | None = None  # bytes for training, beside the idle process; None: enough for everything
-    tier: str | None = None  # fixed by whoever runs the fleet
+    tier: str | None = None  # fixed by the administrator of the fleet
     boundary: str | None = None  # nearest to the input that the device can train, as it measured
     threads: int = 1
     runtime: str = ""
@@ -116,12 +116,12 @@ class Everything:
         return most
 
 
-# A part of a model that somebody should train: a layer, up to one of the widths that there are.
+# A part of a model that some device should train: a layer, up to one of the widths that there are.
 Part = tuple[int, float]
 
 
 def uncovered_layers(manifest: Manifest, covers: Iterable[str]) -> list[str]:
-    """Names of the layers that nobody of a cohort trains in full, input side first; without parameters none need it."""
+    """List the layers with parameters that no device of a cohort trains in full, input side first."""
     trained = frozenset[Part]().union(*(_parts(manifest, text) for text in set(covers)))
     return [manifest.layers[index].name for index in sorted({index for index, _ in _all_parts(manifest) - trained})]
 
@@ -165,7 +165,7 @@ def ensure_coverage(
 def _spared(
     slots: Sequence[Slot], parts: Mapping[str, frozenset[Part]], comer: str, fixed: Collection[str]
 ) -> int | None:
-    """The last place whose device can go without leaving a part to nobody, if the newcomer takes it."""
+    """Find the last place whose device can go without leaving a part untrained, if the newcomer takes it."""
     trainers = Counter(part for slot in slots for part in parts[slot.device])
     trainers.update(parts[comer])
     for place, slot in reversed(list(enumerate(slots))):
@@ -184,7 +184,7 @@ def _parts(manifest: Manifest, text: str) -> frozenset[Part]:
 
 
 def _up_to(manifest: Manifest, layers: range, width: float) -> frozenset[Part]:
-    """A narrow model trains a layer up to its width; what lies beyond needs somebody else."""
+    """A narrow model trains a layer up to its width; what lies beyond needs another device."""
     widths = {width_of(boundary) for boundary in manifest.boundaries} | {1.0}
     return frozenset((i, w) for i in layers if manifest.layers[i].parameters for w in widths if w <= width)
 

@@ -1,7 +1,7 @@
 """Who joins a round: all available devices, some of them, with or without replacement, the same ones for a window.
 
 A draw is a sorting of hashes: numpy promises the bits of its generators, not what `Generator` makes of them, and a hash
-of the device's own name does not depend on who else is there or in which order devices are listed.
+of the device's own name does not depend on which others are there or in which order devices are listed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Slot:
 class Participation:
     """How many of the available devices join, and how long the others wait for them.
 
-    The defaults are full participation: everybody joins and everybody is waited for.
+    The defaults are full participation: every device joins and is waited for.
 
     >>> [slot.device for slot in Participation(count=2).draw(["a", "b", "c", "d"], seed=1, round_number=0)]
     ['d', 'a']
@@ -118,7 +118,7 @@ class Participation:
     def order(self, devices: Iterable[str], seed: int, round_number: int) -> list[str]:
         """All devices in a random order that is the same for all rounds of a window.
 
-        If a device goes, the others keep their order: whoever comes next takes its place.
+        If a device goes, the others keep their order: the one that comes next takes its place.
         """
         window = self._window_of(round_number)
         return sorted(set(devices), key=lambda device: (_hash(seed, window, f"device {device}"), device))

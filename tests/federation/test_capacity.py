@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federation.capacity import Memory, capacity, forward_macs, predicted_memory, training_macs
+from federation.capacity import PredictedMemory, capacity, forward_macs, predicted_memory, training_macs
 from tests.tiny_bundle import boundary, layer, manifest, statistic, weight
 
 LAYERS = (
@@ -22,8 +22,8 @@ def test_capacity_is_relative_to_training_everything() -> None:
 
 
 def test_memory() -> None:
-    assert predicted_memory(MODEL, BOUNDARIES[0]) == Memory(4 * 44, 4 * 44, 4 * 40, 2 * 4 * 2 * 70)
-    assert predicted_memory(MODEL, BOUNDARIES[1], 10) == Memory(40, 40, 40, 2 * 4 * 10 * 20)
+    assert predicted_memory(MODEL, BOUNDARIES[0]) == PredictedMemory(4 * 44, 4 * 44, 4 * 40, 2 * 4 * 2 * 70)
+    assert predicted_memory(MODEL, BOUNDARIES[1], 10) == PredictedMemory(40, 40, 40, 2 * 4 * 10 * 20)
     assert predicted_memory(MODEL, BOUNDARIES[1], 10).total == 120 + 1600
 
 
@@ -41,5 +41,5 @@ def test_a_narrow_boundary_counts_its_own_elements() -> None:
     model = replace(MODEL, layers=wide, boundaries=(*BOUNDARIES, narrow))
     assert (model.weights_of(narrow), model.statistics_of(narrow)) == (15 + 6 + 2, 3)
     assert capacity(model, narrow, 10) == (23 + 10 * 33) / (30 + 12 + 2 + 10 * 70)
-    assert predicted_memory(model, narrow, 10) == Memory(4 * 26, 4 * 26, 4 * 23, 2 * 4 * 10 * 33)
+    assert predicted_memory(model, narrow, 10) == PredictedMemory(4 * 26, 4 * 26, 4 * 23, 2 * 4 * 10 * 33)
     assert (forward_macs(model, narrow), training_macs(model, narrow)) == (0, 3 * (450 + 60) - 450)
