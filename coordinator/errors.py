@@ -14,7 +14,7 @@ class NotFound(InputError):
 
 
 class Refused(InputError):
-    """The request came too late, twice, or from somebody else."""
+    """The request came too late, twice, or from another device."""
 
     status: ClassVar[int] = 409
 

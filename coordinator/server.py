@@ -22,12 +22,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
+from coordinator.coordinator import Coordinator
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
-from coordinator.service import Coordinator
 from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
+from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
-from coordinator.store.files import Files
+from coordinator.store.repository import Repository
 from federation.errors import InputError
 from federation.round_sums import Reached
 
@@ -45,13 +46,13 @@ class Server:
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            files = Files(directory)
+            blobs = DirectoryBlobs(directory)
         except OSError as error:
             raise InputError(f"cannot use {directory}: {error.strerror}") from None
         self.settings = settings
-        sessions = open_database(settings.database or sqlite_url(directory))
-        self.registry = Registry(sessions, time.time)
-        self.coordinator = Coordinator(files, sessions, reached=reached)
+        repository = Repository(open_database(settings.database or sqlite_url(directory)))
+        self.registry = Registry(repository, time.time)
+        self.coordinator = Coordinator(repository, blobs, reached=reached)
         same = {field.name for field in fields(ClientLimits)} & {field.name for field in fields(Settings)}
         limits = ClientLimits(**{name: getattr(settings, name) for name in same})
         self.app = create_app(self.coordinator, self.registry, limits)

@@ -15,9 +15,9 @@ from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
 from coordinator.api.limits import ClientLimits, buckets
 from coordinator.batching import Batched
+from coordinator.coordinator import PRESENCE, Coordinator
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
-from coordinator.service import PRESENCE, Coordinator
 from federation import __version__
 
 TICK = 0.5  # seconds

@@ -14,10 +14,10 @@ from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from coordinator.coordinator import Coordinator
 from coordinator.credentials import token_hash
 from coordinator.errors import NotAllowed
 from coordinator.registry import Registry
-from coordinator.service import Coordinator
 
 IDENTITY = "embrace.identity"  # the key of the scope
 

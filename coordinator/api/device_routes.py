@@ -23,8 +23,8 @@ from coordinator.api.limits import check_length, paced
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.body_check import check_body
+from coordinator.coordinator import PRESENCE, Arrival, Receiving
 from coordinator.errors import NotFound
-from coordinator.service import PRESENCE, Arrival, Receiving
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError

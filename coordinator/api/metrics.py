@@ -31,7 +31,7 @@ _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (OSError, "storage"),
 )
 
-Census = Callable[[], dict[str, Any]]  # coordinator.views.Views.census
+Census = Callable[[], dict[str, Any]]  # coordinator.reports.Reports.census
 
 
 class Metrics:

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from coordinator.api.auth import Admin, Service
 from coordinator.api.documents import TimingDocument
 from coordinator.api.openapi import problems
-from coordinator.views import METRIC_COLUMNS, ROUND_COLUMNS, TIMING_COLUMNS
+from coordinator.reports import METRIC_COLUMNS, ROUND_COLUMNS, TIMING_COLUMNS
 
 router = APIRouter(prefix="/v1", tags=["admin"], dependencies=[Admin], responses=problems(404))
 CSV = "text/csv; charset=utf-8"

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from coordinator.store.migrations import MIGRATIONS
-from coordinator.store.schema import Base, MetaRow
+from coordinator.store.schema import META, METADATA
 from federation.errors import InputError
 
 Sessions = sessionmaker[Session]
@@ -45,10 +45,10 @@ def _migrate(engine: Engine) -> None:
         if engine.dialect.name == "sqlite":  # whose driver would record every change of a table by itself
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         if not inspect(connection).has_table("meta"):
-            Base.metadata.create_all(connection)
+            METADATA.create_all(connection)
             _set_version(connection, SCHEMA_VERSION)
             return
-        found = int(connection.execute(select(MetaRow.value).where(MetaRow.key == "schema")).scalar_one())
+        found = int(connection.execute(select(META.c.value).where(META.c.key == "schema")).scalar_one())
         if found > SCHEMA_VERSION:
             raise InputError(
                 f"the database has schema {found}, this program knows up to {SCHEMA_VERSION}; use a newer program"
@@ -60,6 +60,5 @@ def _migrate(engine: Engine) -> None:
 
 
 def _set_version(connection: Connection, version: int) -> None:
-    table = MetaRow.__table__
-    connection.execute(table.delete().where(MetaRow.key == "schema"))  # type: ignore[attr-defined]
-    connection.execute(table.insert().values(key="schema", value=str(version)))  # type: ignore[attr-defined]
+    connection.execute(META.delete().where(META.c.key == "schema"))
+    connection.execute(META.insert().values(key="schema", value=str(version)))

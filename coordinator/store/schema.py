@@ -1,113 +1,158 @@
-"""The tables. A change to them is a migration (migrations.py), never an edit of what exists."""
+"""The tables, as values: what the repository takes and returns has a class for each table, a field for each column.
+
+A change to them is a migration (migrations.py), never an edit of what exists.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, get_type_hints
 
-from sqlalchemy import JSON, ForeignKey, Index, String
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import JSON, Boolean, Column, Double, ForeignKey, Index, Integer, MetaData, String, Table
 
-
-class Base(DeclarativeBase):
-    type_annotation_map = {dict[str, Any]: JSON}  # noqa: RUF012
-
-
-class MetaRow(Base):
-    """Words about the database itself: its schema version, the hash of the administrator's token."""
-
-    __tablename__ = "meta"
-    key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    value: Mapped[str]
-
-
-class JobRow(Base):
-    __tablename__ = "jobs"
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    name: Mapped[str]
-    bundle: Mapped[str] = mapped_column(String(64))  # sha256 of its manifest
-    plan: Mapped[dict[str, Any]]
-    state: Mapped[str] = mapped_column(String(16))  # running | paused | stopped | done | failed
-    version: Mapped[int]  # of the newest weights
-    created_at: Mapped[float]
-    message: Mapped[str] = mapped_column(default="")
+METADATA: Final = MetaData()
+FINISHED: Final = ("stopped", "done", "failed")  # states of a job that is over
+_KINDS: Final[dict[Any, Any]] = {
+    str: String,
+    int: Integer,
+    float: Double,
+    float | None: Double,
+    bool: Boolean,
+    dict[str, Any]: JSON,
+}
 
 
-class DeviceRow(Base):
-    __tablename__ = "devices"
-    id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    name: Mapped[str]
-    token_hash: Mapped[str] = mapped_column(String(64), unique=True)
-    revoked: Mapped[bool] = mapped_column(default=False)
-    profile: Mapped[dict[str, Any]]
-    enrolled_at: Mapped[float]
-    seen_at: Mapped[float]
+def _table(name: str, record: type[Any], *indexes: Index) -> Table:
+    """Make the table of a class; an annotation has what its column has beside the type of the field."""
+    annotations, columns = get_type_hints(record, include_extras=True), []
+    for own, kind in get_type_hints(record).items():
+        ((arguments, options),) = getattr(annotations[own], "__metadata__", [_of(_KINDS[kind])])
+        columns.append(Column(own, *arguments, nullable=kind == (float | None), **options))
+    return Table(name, METADATA, *columns, *indexes)
 
 
-class EnrolmentRow(Base):
-    __tablename__ = "enrolments"
-    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    expires_at: Mapped[float]
-    uses_left: Mapped[int]
+def _of(*arguments: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return arguments, options
 
 
-class RoundRow(Base):
-    __tablename__ = "rounds"
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    state: Mapped[str] = mapped_column(String(16))
-    body: Mapped[dict[str, Any]]  # rounds.encode_head
-    summary: Mapped[dict[str, Any]]  # what it came to, once it is over
-    opened_at: Mapped[float]
-    closed_at: Mapped[float | None]
+@dataclass(frozen=True)
+class MetaRecord:
+    """A fact about the database itself: its schema version, the hash of the administrator's token."""
+
+    key: Annotated[str, _of(String(64), primary_key=True)]
+    value: str
 
 
-class SeatRow(Base):
+@dataclass(frozen=True)
+class JobRecord:
+    """A training job."""
+
+    id: Annotated[str, _of(String(32), primary_key=True)]
+    name: str
+    bundle: Annotated[str, _of(String(64))]  # sha256 of its manifest
+    plan: dict[str, Any]
+    state: Annotated[str, _of(String(16))]  # running | paused | stopped | done | failed
+    version: int  # of the newest weights
+    created_at: float
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """A device that was enrolled."""
+
+    id: Annotated[str, _of(String(32), primary_key=True)]
+    name: str
+    token_hash: Annotated[str, _of(String(64), unique=True)]
+    revoked: bool
+    profile: dict[str, Any]
+    enrolled_at: float
+    seen_at: float
+
+
+@dataclass(frozen=True)
+class EnrolmentRecord:
+    """A token with which devices enrol."""
+
+    token_hash: Annotated[str, _of(String(64), primary_key=True)]
+    expires_at: float
+    uses_left: int
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round but for its seats."""
+
+    job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
+    number: Annotated[int, _of(Integer, primary_key=True)]
+    state: Annotated[str, _of(String(16))]
+    body: dict[str, Any]  # rounds.encode_head
+    summary: dict[str, Any]  # what it came to, once it is over
+    opened_at: float
+    closed_at: float | None
+
+
+@dataclass(frozen=True)
+class SeatRecord:
     """A seat of a round: a fact is about one of them, so that it costs the same in a round of any size."""
 
-    __tablename__ = "seats"
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    round: Mapped[int] = mapped_column(primary_key=True)
-    number: Mapped[int] = mapped_column(primary_key=True)
-    body: Mapped[dict[str, Any]]  # rounds.encode_seat
+    job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
+    round: Annotated[int, _of(Integer, primary_key=True)]
+    number: Annotated[int, _of(Integer, primary_key=True)]
+    body: dict[str, Any]  # rounds.encode_seat
 
 
-class UpdateRow(Base):
+@dataclass(frozen=True)
+class UpdateRecord:
     """An update that was received whole, found sound and acknowledged."""
 
-    __tablename__ = "updates"
-    task: Mapped[str] = mapped_column(String(96), primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
-    round: Mapped[int]
-    slot: Mapped[int]
-    device: Mapped[str] = mapped_column(ForeignKey("devices.id"))
-    sha256: Mapped[str] = mapped_column(String(64))
-    bytes: Mapped[int]
-    samples: Mapped[int]
-    weight: Mapped[float]
-    report: Mapped[dict[str, Any]]
-    arrived_at: Mapped[float]
-    __table_args__ = (
-        Index("updates_of_round", "job", "round"),
-        Index("updates_of_device", "job", "device", "round"),
-    )
+    task: Annotated[str, _of(String(96), primary_key=True)]
+    job: Annotated[str, _of(ForeignKey("jobs.id"))]
+    round: int
+    slot: int
+    device: Annotated[str, _of(ForeignKey("devices.id"))]
+    sha256: Annotated[str, _of(String(64))]
+    bytes: int
+    samples: int
+    weight: float
+    report: dict[str, Any]
+    arrived_at: float
 
 
-class MetricRow(Base):
-    __tablename__ = "metrics"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
-    version: Mapped[int]
-    name: Mapped[str] = mapped_column(String(64))
-    value: Mapped[float]
-    at: Mapped[float]
+@dataclass(frozen=True)
+class MetricRecord:
+    """A score of a version."""
+
+    id: Annotated[int, _of(Integer, primary_key=True, autoincrement=True)]
+    job: Annotated[str, _of(ForeignKey("jobs.id"), index=True)]
+    version: int
+    name: Annotated[str, _of(String(64))]
+    value: float
+    at: float
 
 
-class EventRow(Base):
-    """What happened, for whoever watches."""
+@dataclass(frozen=True)
+class EventRecord:
+    """What happened to a job, for clients that watch it."""
 
-    __tablename__ = "events"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
-    job: Mapped[str] = mapped_column(String(32), index=True)
-    at: Mapped[float]
-    kind: Mapped[str] = mapped_column(String(32))
-    body: Mapped[dict[str, Any]]
+    id: Annotated[int, _of(Integer, primary_key=True, autoincrement=True)]
+    job: Annotated[str, _of(String(32), index=True)]
+    at: float
+    kind: Annotated[str, _of(String(32))]
+    body: dict[str, Any]
+
+
+META: Final = _table("meta", MetaRecord)
+JOBS: Final = _table("jobs", JobRecord)
+DEVICES: Final = _table("devices", DeviceRecord)
+ENROLMENTS: Final = _table("enrolments", EnrolmentRecord)
+ROUNDS: Final = _table("rounds", RoundRecord)
+SEATS: Final = _table("seats", SeatRecord)
+UPDATES: Final = _table(
+    "updates",
+    UpdateRecord,
+    Index("updates_of_round", "job", "round"),
+    Index("updates_of_device", "job", "device", "round"),
+)
+METRICS: Final = _table("metrics", MetricRecord)
+EVENTS: Final = _table("events", EventRecord)

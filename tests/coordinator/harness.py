@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,13 @@ import httpx
 import numpy as np
 import uvicorn
 
+from coordinator.coordinator import Arrival, Coordinator, Receiving
 from coordinator.registry import Registry
 from coordinator.server import Server
-from coordinator.service import Coordinator
 from coordinator.settings import Settings
+from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
-from coordinator.store.files import Files
+from coordinator.store.repository import Repository
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.job import plan_from
@@ -42,7 +43,7 @@ from federation.manifest import (
 )
 from federation.messages import Report, TaskOffer
 from federation.space import Vector
-from federation.wire import encode_layers
+from federation.wire import CheckedUpdate, encode_layers
 from tests import tiny_bundle
 from tests.waiting import PATIENCE, wait_until
 
@@ -105,20 +106,56 @@ def body_of(manifest: Manifest, offer: Any, vector: Vector | None = None) -> byt
     return b"".join(bytes(part) for part in encode_layers(manifest.space, layer, vector))
 
 
+def only(answers: Sequence[Any]) -> Any:
+    """The answer of a call for many that was made for one."""
+    (answer,) = answers
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class Files:
+    """Where a coordinator's directory has what; written down again, because directories outlive programs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def bundle(self, digest: str) -> Path:
+        return self.root / "bundles" / digest
+
+    def version(self, job: str, number: int) -> Path:
+        return self.root / "jobs" / job / "versions" / f"{number}.safetensors"
+
+    def state(self, job: str, number: int) -> Path:
+        return self.version(job, number).with_suffix(".state")
+
+    def unscored(self, job: str, number: int) -> Path:
+        return self.version(job, number).with_suffix(".evaluated")
+
+
+def settle(coordinator: Coordinator) -> None:
+    """Wait until everything that was accepted is folded, and what followed is done."""
+    items = coordinator._folding._items
+    with items.all_tasks_done:
+        assert items.all_tasks_done.wait_for(lambda: not items.unfinished_tasks, PATIENCE)
+
+
 class World:
     """A coordinator whose clock stands still unless it is moved, and its devices. No HTTP."""
 
     def __init__(self, root: Path, *, width: int = 3, reached: Callable[[str], None] = lambda point: None) -> None:
         self.root, self.now, self.reached = root, 1_000_000.0, reached
         self.files = Files(root)
+        DirectoryBlobs(root)  # makes the folders
         self.bundle, self.manifest = place_bundle(root, width)
         self.begin()
 
     def begin(self) -> None:
         """Start, or start again after `end`."""
         self.sessions = open_database(sqlite_url(self.root))
-        self.registry = Registry(self.sessions, lambda: self.now)
-        self.coordinator = Coordinator(self.files, self.sessions, clock=lambda: self.now, reached=self.reached)
+        repository, blobs = Repository(self.sessions), DirectoryBlobs(self.root)
+        self.registry = Registry(repository, lambda: self.now)
+        self.coordinator = Coordinator(repository, blobs, clock=lambda: self.now, reached=self.reached)
         self.coordinator.start()
 
     def end(self) -> None:
@@ -140,7 +177,12 @@ class World:
         return [self.device(tier) for tier in tiers]
 
     def poll(self, device: str) -> TaskOffer | None:
-        return self.coordinator.next_task(device)
+        return only(self.coordinator.next_tasks([device]))
+
+    def accept(
+        self, device: str, receiving: Receiving, checked: CheckedUpdate, sha256: str, report: dict[str, Any]
+    ) -> None:
+        only(self.coordinator.accept_all([Arrival(device, receiving, checked, sha256, report)]))
 
     def offers(self, devices: list[str]) -> dict[str, TaskOffer]:
         """A task for everybody: the last one to come makes the round start, so all are asked twice."""
@@ -163,13 +205,10 @@ class World:
             receiving.path.unlink(missing_ok=True)
             raise
         sha256 = hashlib.sha256(body).hexdigest()
-        self.coordinator.accept(device, receiving, checked, sha256, {"samples": samples, **report})
+        self.accept(device, receiving, checked, sha256, {"samples": samples, **report})
 
     def settle(self) -> None:
-        """Until everything that was accepted is folded, and whatever followed is done."""
-        done = threading.Event()
-        self.coordinator._work.put(done.set)
-        assert done.wait(PATIENCE)
+        settle(self.coordinator)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -233,9 +272,7 @@ class Site:
         return known.enrol(known.invite(1, 60), name, DeviceProfile(tier=tier))
 
     def settle(self) -> None:
-        done = threading.Event()
-        self.server.coordinator._work.put(done.set)
-        assert done.wait(PATIENCE)
+        settle(self.server.coordinator)
 
     def spool(self) -> list[Path]:
         return sorted((self.directory / "spool").iterdir())
@@ -260,7 +297,7 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
         process.should_exit = True
         thread.join(PATIENCE)
         bound.close()
-        server.coordinator.sessions.kw["bind"].dispose()
+        server.coordinator.repository.sessions.kw["bind"].dispose()
         assert not thread.is_alive()
 
 

@@ -109,9 +109,9 @@ def lease(cast: Cast, job: str) -> None:
     service = cast.site.server.coordinator
     device = cast.site.server.registry.device_of(cast.tokens["device"])
     seat = Seat(0, Member(device, "stem", 3))
-    with service._lock, service._transaction(runner := service._runners[job]) as session:
-        service._advance(session, runner, rounds.DevicesAvailable(cohort=Cohort((seat,), 1, 1)))
-        service._advance(session, runner, LeaseTaken(device, 0))
+    with service._units.begin() as work:
+        work.advance(service._jobs[job], rounds.DevicesAvailable(cohort=Cohort((seat,), 1, 1)))
+        work.advance(service._jobs[job], LeaseTaken(device, 0))
 
 
 def inheriting_task(cast: Cast) -> str:
@@ -172,7 +172,7 @@ def test_the_table_has_every_route(tmp_path) -> None:
         f"{m.upper()} {path}" for path, all_ in described.items() for m, one in all_.items() if "security" in one
     }
     assert secured == {route for route, (who, _) in ROUTES.items() if who != "anybody"}
-    server.coordinator.sessions.kw["bind"].dispose()
+    server.coordinator.repository.sessions.kw["bind"].dispose()
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -13,12 +13,11 @@ from sqlalchemy import Connection, create_engine, inspect, select, text
 
 from coordinator.store import database
 from coordinator.store.database import SCHEMA_VERSION, Sessions, open_database, sqlite_url
-from coordinator.store.files import Files
 from coordinator.store.migrations import MIGRATIONS
-from coordinator.store.schema import MetaRow
+from coordinator.store.schema import META
 from edge_runtime.bundle_files import read_manifest
 from federation.errors import InputError
-from tests.coordinator.harness import World
+from tests.coordinator.harness import Files, World
 
 
 def engine_of(sessions: Sessions):
@@ -27,7 +26,7 @@ def engine_of(sessions: Sessions):
 
 def version_of(sessions: Sessions) -> str:
     with sessions() as session:
-        return session.scalars(select(MetaRow.value).where(MetaRow.key == "schema")).one()
+        return session.scalars(select(META.c.value).where(META.c.key == "schema")).one()
 
 
 def columns(sessions: Sessions) -> set[str]:
@@ -56,7 +55,7 @@ def test_what_is_committed_is_on_the_disk(url: str) -> None:
 def test_a_newer_database_is_not_touched(url: str) -> None:
     sessions = open_database(url)
     with sessions.begin() as session:
-        session.get_one(MetaRow, "schema").value = "99"
+        session.execute(META.update().where(META.c.key == "schema").values(value="99"))
     engine_of(sessions).dispose()
     with pytest.raises(InputError, match=rf"schema 99.*up to {SCHEMA_VERSION}.*newer program"):
         open_database(url)

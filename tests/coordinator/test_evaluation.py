@@ -5,13 +5,19 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator import evaluation
-from coordinator.evaluation import Evaluation, Evaluations
+from coordinator import evaluation, scoring
+from coordinator.evaluation import Evaluations
+from coordinator.scoring import Evaluation
+from coordinator.store.blobs import DirectoryBlobs
+from coordinator.store.bundles import Bundles
+from coordinator.store.repository import Repository
+from coordinator.store.versions import Versions
 from federation.manifest import WEIGHTS_NAME
 from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import ROOT, World
@@ -19,12 +25,21 @@ from tests.coordinator.harness import ROOT, World
 SHIPPED = ROOT / "embrace" / "demo" / "digits"
 
 
-def requests(folder: Path, count: int) -> list[Evaluation]:
+@pytest.fixture
+def evaluations(world: World) -> Iterator[Evaluations]:
+    """Beside those of a world's coordinator, and on its directory."""
+    blobs = DirectoryBlobs(world.root)
+    found = Evaluations(Repository(world.sessions), Bundles(blobs), Versions(blobs), lambda: world.now)
+    yield found
+    found.close()
+
+
+def requests(world: World, job: str, count: int) -> list[Evaluation]:
     found = []
     for number in range(count):
-        weights = folder / f"{number}.evaluated"
+        weights = world.files.unscored(job, number)
         weights.write_bytes(b"no weights")
-        found.append(Evaluation("job", number, folder, weights, "nothing.npz"))
+        found.append(Evaluation(job, number, world.root, weights, "nothing.npz"))
     return found
 
 
@@ -32,14 +47,15 @@ def unscored(world: World) -> list[Path]:
     return list((world.root / "jobs").glob("*/versions/*.evaluated"))
 
 
-def test_a_score_that_cannot_be_had_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_score_that_cannot_be_had_is_an_error_in_words(world: World, evaluations: Evaluations) -> None:
     """A real process; there is no bundle."""
-    found: list[tuple[Evaluation, dict[str, Any]]] = []
-    evaluations = Evaluations(lambda request, score: found.append((request, score)))
-    (request,) = requests(tmp_path, 1)
+    job = world.job()
+    (request,) = requests(world, job, 1)
     evaluations.put(request)
     evaluations.close()
-    assert found[0][0] == request and "is not a bundle" in found[0][1]["error"]
+    event = world.coordinator.events(job, 0)[0][-1]
+    assert event["kind"] == "Evaluated" and event["body"]["version"] == 0
+    assert "is not a bundle" in event["body"]["error"] and world.coordinator.metrics(job) == []
     assert not request.weights.exists()
 
 
@@ -54,22 +70,31 @@ def test_relative_paths_are_seen_from_the_coordinators_folder(
     loads = f"dict(np.load({str(DIGITS)!r}))"
     (tmp_path / "mine.py").write_text(f"import numpy as np\n\ndef load():\n    return {loads}\n")
     monkeypatch.chdir(tmp_path)
-    found: list[dict[str, Any]] = []
-    evaluations = Evaluations(lambda request, score: found.append(score))
-    evaluations.put(Evaluation("job", 1, Path("model"), Path("1.evaluated"), data))
+    found = scoring.score(Evaluation("job", 1, Path("model"), Path("1.evaluated"), data))
+    assert "error" not in found and 0 <= found["accuracy"] <= 1 and found["mean_loss"] > 0
+
+
+def test_a_process_that_takes_too_long_is_ended(
+    world: World, evaluations: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "LONGEST", 0.01)
+    job = world.job()
+    (request,) = requests(world, job, 1)
+    evaluations.put(request)
     evaluations.close()
-    assert "error" not in found[0] and 0 <= found[0]["accuracy"] <= 1 and found[0]["mean_loss"] > 0
+    assert "Evaluated" not in world.kinds(job) and not request.weights.exists()
 
 
-def test_one_after_the_other_and_one_that_breaks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Evaluations, "_score", staticmethod(lambda request: {"accuracy": 1 / request.version}))
-    found: list[int] = []
-    evaluations = Evaluations(lambda request, score: found.append(request.version))
-    wanted = requests(tmp_path, 3)
+def test_one_after_the_other_and_one_that_breaks_stops_no_other(
+    world: World, evaluations: Evaluations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "score", lambda request: {"accuracy": 1 / request.version})
+    job = world.job()
+    wanted = requests(world, job, 3)
     for request in wanted:
         evaluations.put(request)
     evaluations.close()
-    assert found == [1, 2]  # one by zero
+    assert [row["version"] for row in world.coordinator.metrics(job)] == [1, 2]  # one by zero
     assert not any(request.weights.exists() for request in wanted)
 
 
@@ -80,7 +105,7 @@ def test_versions_are_scored_as_often_as_the_plan_says(world: World, monkeypatch
         seen.append((request.version, request.weights.read_bytes()))
         return {"accuracy": 0.5, "mean_loss": None, "count": 3}
 
-    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(score))
+    monkeypatch.setattr(evaluation, "score", score)
     job = world.job(num_rounds=4, evaluate={"data": "test.npz", "every": 2})
     device = world.device()
     for _ in range(4):
@@ -100,7 +125,7 @@ def test_versions_are_scored_as_often_as_the_plan_says(world: World, monkeypatch
 def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job = world.job(num_rounds=1, evaluate={"data": "test.npz"})
     device = world.device()
-    monkeypatch.setattr(evaluation.Evaluations, "put", lambda self, request: None)  # killed before its turn came
+    monkeypatch.setattr(Evaluations, "put", lambda self, request: None)  # killed before its turn came
     world.round([device])
     assert unscored(world) == [world.files.unscored(job, 1)]
     monkeypatch.undo()
@@ -110,7 +135,7 @@ def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeyp
         done.set()
         return {"accuracy": 0.25}
 
-    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(score))
+    monkeypatch.setattr(evaluation, "score", score)
     world.restart()
     assert done.wait(30)
     world.restart()
@@ -119,7 +144,7 @@ def test_what_was_waiting_when_the_process_ended_is_scored(world: World, monkeyp
 
 def test_a_score_that_was_recorded_is_not_computed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between the record and the removal of the file."""
-    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(lambda request: {"accuracy": 0.25}))
+    monkeypatch.setattr(evaluation, "score", lambda request: {"accuracy": 0.25})
     job = world.job(num_rounds=1, evaluate={"data": "test.npz"})
     world.round([world.device()])
     world.end()
@@ -131,7 +156,7 @@ def test_a_score_that_was_recorded_is_not_computed_again(world: World, monkeypat
     assert [row["value"] for row in world.coordinator.metrics(job)] == [0.25]
 
 
-def test_a_job_is_over_for_whoever_watches_when_its_last_version_is_scored(
+def test_a_job_is_over_for_clients_when_its_last_version_is_scored(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -140,7 +165,7 @@ def test_a_job_is_over_for_whoever_watches_when_its_last_version_is_scored(
         assert go_on.wait(30)
         return {"accuracy": 0.25}
 
-    monkeypatch.setattr(evaluation.Evaluations, "_score", staticmethod(score))
+    monkeypatch.setattr(evaluation, "score", score)
     job = world.job(num_rounds=1, evaluate={"data": "test.npz"})
     world.round([world.device()])
     assert world.state(job)["state"] == "done"

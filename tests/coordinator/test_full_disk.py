@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import keeper
+from coordinator import folding
 from edge_runtime.bundle_files import map_weights
 from federation.job import plan_from
-from tests.coordinator.harness import Offer, body_of, place_bundle, put_update, scripted, serving
+from tests.coordinator.harness import Files, Offer, body_of, place_bundle, put_update, scripted, serving
 from tests.waiting import wait_until
 
 
@@ -47,13 +47,13 @@ def fill(place: Path, leave: int) -> Path:
 def test_a_full_disk_refuses_uploads_and_work_goes_on_when_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "TRY_AGAIN", 0.2)
+    monkeypatch.setattr(folding, "TRY_AGAIN", 0.2)
     directory = small_disk / "data"
     with serving(directory) as site:
         bundle, manifest = place_bundle(directory, width=30_000)  # 480 kB
         service = site.server.coordinator
         job = service.create_job(plan_from({"bundle": "x", "num_rounds": 2}), bundle)
-        before = np.array(map_weights(service.files.version(job, 0), manifest.space))
+        before = np.array(map_weights(Files(directory).version(job, 0), manifest.space))
         with site.http(site.enrol()[1]) as client:
             offer = Offer(client.post("/v1/tasks/next?wait=5").json())
             body = body_of(manifest, offer)
@@ -72,7 +72,7 @@ def test_a_full_disk_refuses_uploads_and_work_goes_on_when_there_is_room(
             assert service.job(job)["round"]["state"] == "closing" and service.job(job)["version"] == 0
             filler.unlink()
             wait_until(lambda: service.job(job)["version"])  # it is tried again
-            after = np.array(map_weights(service.files.version(job, 1), manifest.space))
+            after = np.array(map_weights(Files(directory).version(job, 1), manifest.space))
             expected = (before.astype(np.float64) + scripted(manifest, offer)).astype(np.float32)
             np.testing.assert_array_max_ulp(after, expected, maxulp=1)
             offer = Offer(client.post("/v1/tasks/next?wait=30").json())

@@ -19,7 +19,6 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.store.files import Files
 from edge_runtime.bundle_files import file_ref, map_weights, read_manifest
 from edge_runtime.client import Declined, DeviceClient
 from federation.axes.cover import DeviceProfile
@@ -31,6 +30,7 @@ from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import (
     ROOT,
     TIERS,
+    Files,
     World,
     body_of,
     end_process,

@@ -149,35 +149,25 @@ def test_a_table_of_no_job(server: LiveServer, name: str) -> None:
 
 
 def test_many_timings_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coordinator import views
+    from coordinator import reports
+    from coordinator.coordinator import Coordinator
+    from coordinator.store.blobs import DirectoryBlobs
     from coordinator.store.database import open_database, sqlite_url
-    from coordinator.store.files import Files
-    from coordinator.store.schema import DeviceRow, JobRow, UpdateRow
+    from coordinator.store.repository import Repository
+    from coordinator.store.schema import DeviceRecord, JobRecord, UpdateRecord
 
-    monkeypatch.setattr(views, "UPDATES_AT_ONCE", 7)
+    monkeypatch.setattr(reports, "UPDATES_AT_ONCE", 7)
     sessions = open_database(sqlite_url(tmp_path))
-    with sessions.begin() as session:
-        session.add(JobRow(id="j", name="", bundle="", plan={}, state="done", version=0, created_at=0))
-        session.add(DeviceRow(id="d", name="", token_hash="", profile={}, enrolled_at=0, seen_at=0))
-        session.flush()
-        for number in range(5):
-            for slot in range(10):
-                session.add(
-                    UpdateRow(
-                        task=f"j-{number}-{slot}-1",
-                        job="j",
-                        round=number,
-                        slot=slot,
-                        device="d",
-                        sha256="",
-                        bytes=1,
-                        samples=1,
-                        weight=1,
-                        report={"seconds": "none of these"},
-                        arrived_at=0,
-                    )
-                )
-    found = [(row["round"], row["slot"]) for row in views.Views(Files(tmp_path), sessions).timings("j", 1)]
+    repository = Repository(sessions)
+    report = {"seconds": "none of these"}
+    with repository.begin() as session:
+        repository.add_job(session, JobRecord("j", "", "", {}, "done", version=0, created_at=0))
+        repository.add_device(session, DeviceRecord("d", "", "", False, {}, enrolled_at=0, seen_at=0))
+        slots = [(number, slot) for number in range(5) for slot in range(10)]
+        updates = [UpdateRecord(f"j-{n}-{slot}-1", "j", n, slot, "d", "", 1, 1, 1, report, 0) for n, slot in slots]
+        repository.add_updates(session, updates)
+    coordinator = Coordinator(repository, DirectoryBlobs(tmp_path))
+    found = [(row["round"], row["slot"]) for row in coordinator.timings("j", 1)]
     assert found == [(number, slot) for number in range(1, 5) for slot in range(10)]
     sessions.kw["bind"].dispose()
 

@@ -17,7 +17,7 @@ from federation.job import plan_from
 from federation.region import of_layers
 from federation.space import Vector
 from federation.wire import encode
-from tests.coordinator.harness import Site, place_bundle, report_header, serving
+from tests.coordinator.harness import Files, Site, place_bundle, report_header, serving
 
 MakeJob = Callable[..., str]
 
@@ -38,7 +38,7 @@ def job_of(site: Site) -> Iterator[MakeJob]:
 
 def weights(site: Site, job: str, version: int = 0) -> dict[str, Vector]:
     space = site.manifest.space  # type: ignore[attr-defined]
-    vector = np.array(map_weights(site.server.coordinator.files.version(job, version), space))
+    vector = np.array(map_weights(Files(site.directory).version(job, version), space))
     return dict(space.views(vector))
 
 

@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 from sqlalchemy.orm import Session
 
-from coordinator import keeper, summing
-from coordinator.summing import Summing
+from coordinator.store import blobs
+from coordinator.store.versions import Versions
 from federation.errors import InputError
 from federation.job import plan_from
+from federation.round_sums import RoundSums
 from tests.coordinator.harness import ALL_THREE, World, mean_oracle, scripted
 
 
 def test_a_round_that_cannot_be_written_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     job = world.job()
     device = world.device()
-    write, full = summing.write_version, [True]
+    write, full = Versions.write_next, [True]
 
     def fail_once(*arguments: object) -> None:
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(summing, "write_version", fail_once)
+    monkeypatch.setattr(Versions, "write_next", fail_once)
     before = world.weights(job)
     offers = world.round([device])
     world.later(60)
@@ -45,15 +46,15 @@ def test_a_body_that_could_not_be_folded_is_folded_when_the_round_closes(
     job = world.job(participate={"min_available": 2})
     devices = world.fleet("strong", "strong")
     before, offers = world.weights(job), world.offers(devices)
-    fold = Summing.fold
+    fold = RoundSums.fold
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Summing, "fold", fail)
+    monkeypatch.setattr(RoundSums, "fold", fail)
     world.send(devices[0], offers[devices[0]])
     world.settle()
-    monkeypatch.setattr(Summing, "fold", fold)
+    monkeypatch.setattr(RoundSums, "fold", fold)
     world.send(devices[1], offers[devices[1]])
     world.settle()
     mean, _ = mean_oracle(world.manifest, [(0, 1, scripted(world.manifest, offer)) for offer in offers.values()])
@@ -85,7 +86,7 @@ def test_a_job_that_cannot_be_made_leaves_no_files(world: World, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(keeper, "publish", full)
+    monkeypatch.setattr(blobs, "publish", full)
     with pytest.raises(OSError):
         world.job()
     assert list((world.root / "jobs").iterdir()) == [] and world.coordinator.jobs() == []

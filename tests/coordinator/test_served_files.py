@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load
 
 from edge_runtime.bundle_files import map_weights
-from tests.coordinator.harness import Site, write_bundle
+from tests.coordinator.harness import Files, Site, write_bundle
 
 
 def test_weights_whole_by_bytes_and_by_layers(site: Site, held: Any) -> None:
     client, offer = held
-    path = site.server.coordinator.files.version(offer.job, 0)
+    path = Files(site.directory).version(offer.job, 0)
     everything, space = path.read_bytes(), site.manifest.space  # type: ignore[attr-defined]
     url = f"/v1/jobs/{offer.job}/versions/0/weights"
     whole = client.get(url)

@@ -188,4 +188,4 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", Settings(tls_certificate=wrong, tls_key=wrong))
     with pytest.raises(InputError, match=r"cannot use .*a\.pem"):
         server._config()
-    server.coordinator.sessions.kw["bind"].dispose()
+    server.coordinator.repository.sessions.kw["bind"].dispose()

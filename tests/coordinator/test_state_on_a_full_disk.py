@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import aggregate
+from coordinator.store import blobs
 from tests.coordinator.harness import World
 
 
@@ -35,7 +35,7 @@ def test_the_round_is_closed_again(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     expected = final(make_world())
-    publish, refused = aggregate.publish, []
+    publish, refused = blobs.publish, []
 
     def full_once(draft: Path, path: Path) -> None:
         if path.name == f"2{suffix}" and not refused:
@@ -43,5 +43,5 @@ def test_the_round_is_closed_again(
             raise OSError(errno.ENOSPC, "No space left on device")
         publish(draft, path)
 
-    monkeypatch.setattr(aggregate, "publish", full_once)
+    monkeypatch.setattr(blobs, "publish", full_once)
     assert final(make_world()) == expected and refused

@@ -62,7 +62,7 @@ def test_an_update_that_passes_the_closing_of_its_round_does_not_count(world: Wo
     receiving.path.write_bytes(body)
     receiving.decoder.feed(body)
     with pytest.raises(Refused) as refusal:
-        world.coordinator.accept(slow, receiving, receiving.decoder.finish(), "0" * 64, {"samples": 1})
+        world.accept(slow, receiving, receiving.decoder.finish(), "0" * 64, {"samples": 1})
     assert refusal.value.reason == "round_closed"
     assert world.spool() == [] and world.state(job)["version"] == 1
 
@@ -166,9 +166,9 @@ def test_two_uploads_of_one_task_at_once_count_once_and_do_not_mix(world: World)
     for receiving in (first, second):
         receiving.decoder.feed(good)
     sha256 = hashlib.sha256(good).hexdigest()
-    world.coordinator.accept(device, first, first.decoder.finish(), sha256, {"samples": 1})
+    world.accept(device, first, first.decoder.finish(), sha256, {"samples": 1})
     with pytest.raises(Refused) as refusal:
-        world.coordinator.accept(device, second, second.decoder.finish(), sha256, {"samples": 1})
+        world.accept(device, second, second.decoder.finish(), sha256, {"samples": 1})
     assert refusal.value.reason in ("duplicate", "round_closed")
     world.settle()
     expected = (before.astype(np.float64) + scripted(world.manifest, offer)).astype(np.float32)

@@ -20,11 +20,12 @@ from fastapi import FastAPI
 from coordinator.api import openapi
 from coordinator.api.app import create_app
 from coordinator.api.metrics import Metrics
+from coordinator.coordinator import Coordinator
 from coordinator.registry import Registry
-from coordinator.service import Coordinator
 from coordinator.settings import Settings
+from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
-from coordinator.store.files import Files
+from coordinator.store.repository import Repository
 from tests.docs import rest_page
 from tests.live_server import LiveServer, live_server
 from tests.stock_python import ROOT
@@ -44,7 +45,8 @@ def rows(page: str, head: str) -> list[list[str]]:
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     folder = tmp_path_factory.mktemp("app")
     sessions = open_database(sqlite_url(folder))
-    yield create_app(Coordinator(Files(folder), sessions), Registry(sessions, time.time))
+    repository = Repository(sessions)
+    yield create_app(Coordinator(repository, DirectoryBlobs(folder)), Registry(repository, time.time))
     sessions.kw["bind"].dispose()
 
 

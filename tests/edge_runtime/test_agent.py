@@ -24,7 +24,7 @@ from federation.errors import OutOfMemory
 from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME
 from federation.messages import Report, decode_task
-from tests.coordinator.harness import Site, serving
+from tests.coordinator.harness import Files, Site, serving
 
 LOCAL = {"steps": 5, "batch": 16, "rate": "0.1"}
 
@@ -105,9 +105,7 @@ def test_what_is_sent_is_what_training_gives(
         work = tmp_path / f"oracle{number}"
         shutil.copytree(digits.directory, work)
         where = space.suffix(layer)
-        (work / digits.manifest.weights.name).write_bytes(
-            site.server.coordinator.files.version(job, number).read_bytes()
-        )
+        (work / digits.manifest.weights.name).write_bytes(Files(site.directory).version(job, number).read_bytes())
         trainer = Trainer(work, BundleSource(work, digits.manifest), samples)
         outcome = trainer.run(task, Received(before[where]))
         expected = np.array(outcome.local.update())
@@ -118,7 +116,7 @@ def test_what_is_sent_is_what_training_gives(
         for name, view in views.items():
             assert sent[name].tobytes() == np.ascontiguousarray(view).tobytes(), name
         assert np.abs(expected).max() > 0
-        after = np.array(map_weights(site.server.coordinator.files.version(job, number + 1), space))
+        after = np.array(map_weights(Files(site.directory).version(job, number + 1), space))
         moved = before.astype(np.float64)
         moved[where] += expected
         np.testing.assert_array_max_ulp(after, moved.astype(np.float32), maxulp=1)

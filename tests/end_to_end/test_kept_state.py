@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.store.files import Files
 from edge_runtime import state_file as state
 from edge_runtime.device_state import KeptFiles
 from federation.device_task import Kept
@@ -23,7 +22,7 @@ from federation.space import Vector
 from simulation.fleet import SimulatedFleet, open_fleet, read_job
 from simulation.pool import InlinePool
 from simulation.simulate import Options, Simulation
-from tests.coordinator.harness import ROOT, Site, serving
+from tests.coordinator.harness import ROOT, Files, Site, serving
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text, read_weights, simulate
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.store.files import Files
 from embrace.client import Client
 from federation.space import Vector
 from simulation.fleet import SimulatedFleet, open_fleet, read_job
-from tests.coordinator.harness import end_process, serving, start_server
+from tests.coordinator.harness import Files, end_process, serving, start_server
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text, simulate
 from tests.waiting import PATIENCE

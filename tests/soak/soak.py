@@ -14,22 +14,21 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coordinator.aggregate import forget_versions, open_version, write_version
+from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
-from coordinator.store.files import Files
-from coordinator.store.schema import RoundRow, SeatRow
+from coordinator.store.repository import Repository
+from coordinator.store.versions import Versions
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.client import Declined, DeviceClient, Unreachable
 from embrace.client import Client
@@ -126,26 +125,23 @@ def soak(seconds: float, agents: int, rounds: int = 0) -> dict[str, Any]:
 def check(root: Path, job: str) -> dict[str, Any]:
     """The newest weights, computed again from nothing but the rounds; AssertionError if a bit differs."""
     manifest = read_manifest(BUNDLE)
-    sessions = open_database(sqlite_url(root))
-    with sessions() as session:
-        rows = session.query(RoundRow).filter_by(job=job, state="committed").order_by(RoundRow.number).all()
-        seats: defaultdict[int, list[Any]] = defaultdict(list)
-        for seat in session.query(SeatRow).filter_by(job=job).order_by(SeatRow.round, SeatRow.number):
-            seats[seat.round].append(seat.body)
-    space, again = manifest.space, Files(root / "again")
-    again.version(job, 0).parent.mkdir(parents=True)
-    shutil.copyfile(BUNDLE / manifest.weights.name, again.version(job, 0))
+    repository = Repository(open_database(sqlite_url(root)))
+    with repository.reading() as session:
+        rows = [row for row in repository.rounds(session, job) if row.state == "committed"]
+        seats = {row.number: repository.seats(session, row) for row in rows}
+    space, again = manifest.space, Versions(DirectoryBlobs(root / "again"))
+    again.create(job, BUNDLE / manifest.weights.name, {})
     states: Counter[str] = Counter()
     for version, row in enumerate(rows):
         slots = seats[row.number]
         counted = [seat for seat in slots if seat["state"] == "arrived"]
         states.update(seat["state"] for seat in slots)
         total = _total(manifest, job, row.number, slots, counted)
-        before = open_version(again, job, version, space, ())
+        before = again.open(job, version, space, ())
         changes = server_step(Average(), mean_moves(total, space), before, RoundFacts(rate=0.05))
-        write_version(again, job, version, space, (), changes)
-        forget_versions(again, job, before=version + 1)
-    found, expected = (files.version(job, len(rows)) for files in (Files(root), again))
+        again.write_next(job, version, space, (), changes)
+        again.forget(job, before=version + 1)
+    found, expected = (versions.weights(job, len(rows)) for versions in (Versions(DirectoryBlobs(root)), again))
     assert found.read_bytes() == expected.read_bytes(), "the weights are not what the rounds add up to"
     return {"rounds": len(rows), "adds_up": True, "slots": dict(states)}
 

@@ -1,0 +1,453 @@
+"""The use cases: devices wait for tasks and send updates, the administrator creates and steers jobs. No HTTP here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.credentials import new_id
+from coordinator.errors import NotAllowed, NotFound, Refused
+from coordinator.evaluation import Evaluations
+from coordinator.folding import FoldWorker
+from coordinator.jobs import (
+    AdmitJob,
+    DeleteBodies,
+    Effect,
+    EvaluateVersion,
+    FinishRound,
+    FoldUpdate,
+    ForgetJob,
+    NotifyDevices,
+    OpenJob,
+    OpenJobState,
+    ReachPoint,
+    ShutOut,
+    UnitOfWork,
+    Units,
+    find_inherited,
+    needed_updates,
+    restore_job,
+)
+from coordinator.notifier import Notifier
+from coordinator.reports import Reports
+from coordinator.served_versions import ServedVersions
+from coordinator.store.blobs import Blobs
+from coordinator.store.bodies import Bodies
+from coordinator.store.bundles import Bundles
+from coordinator.store.repository import Repository
+from coordinator.store.schema import FINISHED, JobRecord, UpdateRecord
+from coordinator.store.versions import Versions
+from federation import cohort, rounds
+from federation.engine import RoundEngine
+from federation.errors import EmbraceError, InputError
+from federation.job import Plan, plan_from, plan_to
+from federation.messages import TaskOffer, encode_task
+from federation.round_sums import Reached
+from federation.wire import CheckedUpdate, UpdateDecoder
+
+log = logging.getLogger("embrace.coordinator")
+PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
+
+
+@dataclass(frozen=True)
+class Receiving:
+    """Where an update goes while it arrives, and what it has to be."""
+
+    task: str
+    path: Path
+    decoder: UpdateDecoder
+    most: int  # bytes that it can have
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An update that is whole and sound, before it is recorded."""
+
+    device: str
+    receiving: Receiving
+    checked: CheckedUpdate
+    sha256: str
+    report: dict[str, Any]  # the device's own words
+
+    @property
+    def body(self) -> tuple[Path, str, str]:
+        return self.receiving.path, self.receiving.task, self.sha256
+
+
+class Coordinator:
+    """Everything that the API can do. Thread-safe."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        blobs: Blobs,
+        *,
+        clock: Callable[[], float] = time.time,
+        reached: Reached = lambda point: None,
+    ) -> None:
+        self.repository = repository
+        self.clock = clock
+        self.notifier = Notifier()  # notifies when there may be something to do for devices that had nothing
+        self.shut_out: set[str] = set()  # devices that were revoked since the process started
+        self.leaving = False
+        self._reached = reached
+        self._blobs = blobs
+        self._bodies = Bodies(blobs)
+        self._versions = Versions(blobs)
+        self._bundles = Bundles(blobs)
+        self._jobs: dict[str, OpenJob] = {}
+        self._units = Units(repository, clock, self._handle)
+        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached)
+        self._evaluations = Evaluations(repository, self._bundles, self._versions, clock)
+        reports = Reports(repository, self._jobs, self._evaluations, self._units.lock)
+        served = ServedVersions(reports, self._bundles, self._versions)
+        # What these parts do, the API finds here.
+        self.jobs = reports.jobs
+        self.job = reports.job
+        self.job_state = reports.job_state
+        self.is_over = reports.is_over
+        self.rounds = reports.rounds
+        self.round_rows = reports.round_rows
+        self.metrics = reports.metrics
+        self.events = reports.events
+        self.timings = reports.timings
+        self.devices = reports.devices
+        self.unfit = reports.unfit
+        self.census = reports.census
+        self.version_file = served.version_file
+        self.known_version = served.known_version
+        self.part = served.part
+        self.bundle_file = self._bundles.file
+        self.graph = self._bundles.graph
+        self.draft_file = self._bundles.draft_file
+        self.complete_bundle = self._bundles.complete
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up what was going on when the process ended, and go on."""
+        self._folding.start()
+        needed: list[UpdateRecord] = []
+        with self._units.begin() as work:
+            outage = work.now - min(work.now, self.repository.last_sign_of_life(work.session) or work.now)
+            for record in self.repository.unfinished_jobs(work.session):
+                needed += self._restore(work, record, outage)
+            self._evaluations.resume(work.session)  # before anything is committed that would be scored anyway
+            versions = {record.id: record.version for record in self.repository.jobs(work.session)}
+        self._bodies.keep_only(needed)
+        for job, version in versions.items():
+            self._versions.forget(job, before=version - 1)
+
+    def _restore(self, work: UnitOfWork, record: JobRecord, outage: float) -> list[UpdateRecord]:
+        """Open a job as it was and have every body of its round folded again; return the updates that it needs."""
+        engine = RoundEngine(plan_from(record.plan), self._bundles.manifest(record.bundle))
+        job = restore_job(self.repository, work.session, record, engine)
+        round = job.state.round
+        needed = needed_updates(self.repository, work.session, job)
+        work.outbox.append(AdmitJob(job))
+        work.outbox += [FoldUpdate(job, update) for update in needed if update.round == round.number]
+        if round.state == "closing":
+            work.outbox.append(FinishRound(job))
+        elif record.state != "paused":  # no device could be answered while the process was down
+            work.advance(job, rounds.Resumed(outage))
+        return needed
+
+    def release(self) -> None:
+        """Answer every device that waits for a task: the process is about to end. Updates still arrive."""
+        self.leaving = True
+        self.notifier.notify()
+
+    def stop(self) -> None:
+        """Finish what is being folded and scored, then rest."""
+        self.release()
+        self._folding.stop()
+        self._evaluations.close()
+        self._blobs.close()
+
+    def tick(self) -> None:
+        """Let time pass: leases run out, deadlines come, what could not be written is tried again. Never fails."""
+        self._folding.retry()
+        for job in list(self._jobs.values()):
+            try:
+                self._pass_time(job)
+            except Exception:
+                log.exception("job %s: time could not pass", job.id)
+
+    def _pass_time(self, job: OpenJob) -> None:
+        with self._units.lock:
+            due, paused_at = job.state.round.wakes_at, job.state.paused_at
+            if due is not None and due <= (self.clock() if paused_at is None else paused_at):
+                with self._units.begin() as work:
+                    work.advance(job, rounds.Tick())
+
+    def _handle(self, effect: Effect) -> None:
+        """Do what follows a commit."""
+        match effect:
+            case AdmitJob(job):
+                self._jobs[job.id] = job
+            case ForgetJob(job):
+                self._jobs.pop(job.id, None)
+            case FoldUpdate() | FinishRound() | DeleteBodies():
+                self._folding.put(effect)
+            case EvaluateVersion(job, version):
+                self._evaluations.request(job.id, job.bundle, version, job.engine.plan.evaluate)
+            case ShutOut(device):
+                self.shut_out.add(device)
+            case NotifyDevices():
+                self.notifier.notify()
+            case ReachPoint(name):
+                self._reached(name)
+
+    # --- the administrator -------------------------------------------------------------------------------------------
+
+    def create_job(self, plan: Plan, bundle: str) -> str:
+        """Create a job on a bundle that is here already."""
+        manifest = self._bundles.checked(bundle)
+        engine, id = RoundEngine(plan, manifest), new_id()
+        try:
+            self._versions.create(id, self._bundles.file(bundle, manifest.weights.name), engine.first_vectors())
+            with self._units.begin() as work:
+                name = plan.name or manifest.name
+                record = JobRecord(id, name, bundle, plan_to(plan), "running", version=0, created_at=work.now)
+                job = OpenJob(id, bundle, engine, OpenJobState(0, engine.open(0, work.now), engine.first_facts))
+                self.repository.add_job(work.session, record)
+                self.repository.add_round(work.session, id, job.state.round)
+                work.note(job, "JobCreated", {"name": name})
+                work.outbox.append(AdmitJob(job))
+                work.notify_devices()
+        except BaseException:
+            self._versions.delete(id)
+            raise
+        return id
+
+    def set_state(self, job: str, state: str) -> None:
+        """Let a job run, pause or stop."""
+        with self._units.begin() as work:
+            found = self.repository.job_state(work.session, job)
+            if found is None:
+                raise NotFound(f"there is no job {job!r}")
+            if found in FINISHED:
+                raise Refused(f"job {job} is {found}", "finished")
+            if found == state:
+                return
+            open_job = self._jobs[job]
+            self.repository.change_job(work.session, job, state=state)
+            work.note(open_job, "JobState", {"state": state})
+            paused_at = open_job.state.paused_at
+            work.change(open_job, paused_at=work.now if state == "paused" else None)
+            if paused_at is not None:
+                work.advance(open_job, rounds.Resumed(max(0.0, work.now - paused_at)))
+            if state == "stopped":
+                work.advance(open_job, rounds.Stop())
+            work.notify_devices()
+
+    def revoke(self, device: str) -> None:
+        """Shut a device out; the seats that it holds are free for others."""
+        with self._units.begin() as work:
+            if not self.repository.change_device(work.session, device, revoked=True):
+                raise NotFound(f"there is no device {device!r}")
+            work.outbox.append(ShutOut(device))
+            for job in self._jobs.values():
+                work.advance(job, rounds.DevicesLeft((device,)))
+            work.notify_devices()
+
+    # --- devices: tasks ----------------------------------------------------------------------------------------------
+
+    def next_tasks(self, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:
+        """Offer several devices a task each, in one transaction."""
+        if self.leaving:
+            return [None] * len(devices)
+        with self._units.begin() as work:
+            # A fleet that waits does not write all the time.
+            shut_out = self.repository.see(work.session, devices, work.now, every=PRESENCE / 8)
+            for job in self._jobs.values():
+                self._draw_cohort(work, job)
+            refused = NotAllowed("this device was shut out")
+            return [refused if device in shut_out else self._offer(work, device) for device in devices]
+
+    def _draw_cohort(self, work: UnitOfWork, job: OpenJob) -> None:
+        """Begin a round that waits for its devices, if they are there."""
+        state = work.state(job)
+        if state.paused_at is None and state.round.state == "selecting":
+            profiles = self.repository.present(work.session, work.now - PRESENCE)
+            drawn = job.engine.assign(state.round.number, profiles, state.previous)
+            work.note_unfit(job, dict(drawn.unfit))
+            work.advance(job, rounds.DevicesAvailable(cohort=drawn))
+
+    def _offer(self, work: UnitOfWork, device: str) -> TaskOffer | None:
+        """Offer a task of the first job that has one for a device."""
+        for job in self._jobs.values():
+            state = work.state(job)
+            if state.paused_at is not None or state.round.state != "collecting":
+                continue
+            seat = state.round.seat_of(device)
+            if seat is None:
+                self._seek(work, job, device)
+                seat = work.state(job).round.seat_of(device)
+            if seat is None or seat.state == "arrived":
+                continue
+            effects = work.advance(job, cohort.LeaseTaken(device, seat.number))
+            granted = next((effect.seat for effect in effects if isinstance(effect, cohort.GrantLease)), None)
+            if granted:
+                task = f"{job.id}-{state.round.number}-{granted.number}-{len(granted.holders)}"
+                task_work = encode_task(work.task(job, granted))
+                return TaskOffer(task, job.id, job.bundle, state.version, granted.until, task_work)
+        return None
+
+    def _seek(self, work: UnitOfWork, job: OpenJob, device: str) -> None:
+        """Offer a device without a seat one that has become free."""
+        try:
+            member, why = job.engine.member(device, self.repository.profile(work.session, device)), None
+        except EmbraceError as error:
+            member, why = None, str(error)
+        unfit = work.state(job).unfit
+        if why != unfit.get(device):  # the same again, from many devices that wait, costs nothing
+            others = {id: known for id, known in unfit.items() if id != device}
+            work.note_unfit(job, others if why is None else {**others, device: why})
+        if member is not None:
+            work.advance(job, rounds.DevicesAvailable((member,)))
+
+    def fail_task(self, device: str, task: str, reason: str, message: str) -> None:
+        """Free the seat of a device that gives up."""
+        with self._units.begin() as work:
+            job, seat, attempt = self._held(device, task)
+            work.advance(job, cohort.TaskFailed(device, seat.number, attempt))
+            body = {"task": task, "device": device, "reason": reason, "message": message}
+            work.note(job, "TaskFailed", body)
+
+    def inherited(self, device: str, task: str) -> Path:
+        """Find the body that the holder of a task goes on with."""
+        with self._units.lock, self.repository.reading() as session:
+            job, seat, _ = self._held(device, task)
+            found = find_inherited(self.repository, session, job, seat.number)
+        if found is None:
+            raise NotFound(f"task {task!r} inherits nothing")
+        return self._bodies.file(found[0])
+
+    # --- devices: updates --------------------------------------------------------------------------------------------
+
+    def receive(self, device: str, task: str) -> Receiving:
+        """Prepare for an update: only the device that holds the task may send it."""
+        with self._units.lock:
+            with self.repository.reading() as session:
+                known = self.repository.update(session, task)
+            if known is not None and known.device == device:  # its round may be over since
+                raise Refused("this update has arrived already", "duplicate")
+            job, seat, _ = self._held(device, task)
+            return self._receiving(task, job, seat)
+
+    def receive_at_once(self, device: str, task: str) -> Receiving | None:
+        """Do the same without lock and database, if the task is plainly under way; `accept_all` decides what counts."""
+        if task.partition("-")[0] not in self._jobs:
+            return None
+        try:
+            job, seat, attempt = self._held(device, task)
+        except (NotFound, Refused):
+            return None
+        mine = seat.state == "leased" and attempt == len(seat.holders) and seat.member.device == device
+        return self._receiving(task, job, seat) if mine else None
+
+    def _receiving(self, task: str, job: OpenJob, seat: cohort.Seat) -> Receiving:
+        state = job.state
+        decoder, most = job.engine.decoder(seat.member.boundary, state.round.number, state.facts)
+        return Receiving(task, self._bodies.arriving(task), decoder, most)
+
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Exception | None]:
+        """Record several updates: they share a transaction, and the wait until their bodies are on the disk."""
+        answers: list[Exception | None] = []
+        try:
+            answers += self._bodies.commit_all([arrival.body for arrival in arrivals])
+            for _ in arrivals:
+                self._reached("after-spool")
+            with self._units.begin() as work:
+                answers = [answer or self._record(work, arrival) for answer, arrival in zip(answers, arrivals)]
+        except BaseException:
+            self._discard(arrivals)
+            raise
+        self._discard([arrival for arrival, answer in zip(arrivals, answers) if answer is not None])
+        return answers
+
+    def _record(self, work: UnitOfWork, arrival: Arrival) -> Exception | None:
+        """Record an update; return None, or why it does not count."""
+        task = arrival.receiving.task
+        try:
+            job, seat, attempt = self._held(arrival.device, task)
+            samples = _samples(arrival.report, job.engine.plan.bounds.max_samples)
+        except EmbraceError as error:
+            return error
+        number = job.state.round.number
+        effects = work.advance(job, cohort.UpdateArrived(arrival.device, seat.number, attempt))
+        for effect in effects:
+            if isinstance(effect, cohort.RejectUpdate):
+                return Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
+            if isinstance(effect, cohort.AlreadyAccepted):  # twice at once
+                return Refused("this update has arrived already", "duplicate")
+        update = UpdateRecord(
+            task=task,
+            job=job.id,
+            round=number,
+            slot=seat.number,
+            device=arrival.device,
+            sha256=arrival.sha256,
+            bytes=arrival.checked.size,
+            samples=samples,
+            weight=job.engine.weight(samples),
+            report=arrival.report,
+            arrived_at=work.now,
+        )
+        work.add_update(update)
+        # In front: if this is the last of a round, it is folded before the round is closed.
+        work.outbox[:0] = [ReachPoint("after-record"), FoldUpdate(job, update, arrival.checked)]
+        return None
+
+    def _discard(self, arrivals: Sequence[Arrival]) -> None:
+        """Remove bodies that are part of no round."""
+        for arrival in arrivals:
+            arrival.receiving.path.unlink(missing_ok=True)
+            with self._units.lock:
+                if not self._counts(arrival.receiving.task, arrival.sha256):
+                    self._bodies.delete(arrival.receiving.task, arrival.sha256)
+
+    def _counts(self, task: str, sha256: str) -> bool:
+        """Whether a body is part of a round that is open, or of the one before that it goes on from."""
+        job = self._jobs.get(task.partition("-")[0])
+        with self.repository.reading() as session:
+            update = self.repository.update(session, task)
+        if update is None or update.sha256 != sha256 or job is None:
+            return False
+        number = job.state.round.number
+        return update.round == number or (update.round == number - 1 and job.engine.inherits(number))
+
+    def _held(self, device: str, task: str) -> tuple[OpenJob, cohort.Seat, int]:
+        """Find the job, the seat and the attempt of a task, if it ever was this device's."""
+        id, _, rest = task.partition("-")
+        try:
+            number, slot, attempt = map(int, rest.split("-"))
+        except ValueError:
+            raise NotFound(f"there is no task {task!r}") from None
+        if task != f"{id}-{number}-{slot}-{attempt}":  # one task has one name
+            raise NotFound(f"there is no task {task!r}")
+        job = self._jobs.get(id)
+        if job is None:
+            with self.repository.reading() as session:
+                state = self.repository.job_state(session, id)
+            if state is not None:
+                raise Refused(f"job {id} is {state}", "round_closed")
+            raise NotFound(f"there is no task {task!r}")
+        round = job.state.round
+        if number != round.number:
+            raise Refused(f"round {number} is over; the job is in round {round.number}", "round_closed")
+        if not 0 <= slot < len(round.slots) or device not in round.slots[slot].holders:
+            raise NotFound(f"there is no task {task!r}")  # another device's tasks are not this one's to know
+        return job, round.slots[slot], attempt
+
+
+def _samples(report: dict[str, Any], most: int) -> int:
+    samples = report.get("samples")
+    if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= most:
+        raise InputError(f"report.samples: expected a number from 1 to {most}, got {samples!r}")
+    return samples

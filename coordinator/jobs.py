@@ -1,0 +1,311 @@
+"""A job that is open, the unit of work in which its state changes, and the effects that follow a commit.
+
+Everything that matters is in the database before any client hears of it. The state of a job is an immutable value: a
+unit of work makes a new one, and the job has it once the database has it. If the database refuses, nothing happened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from coordinator.store.repository import Repository
+from coordinator.store.schema import FINISHED, JobRecord, UpdateRecord
+from federation import cohort, rounds
+from federation.algorithm import Facts
+from federation.engine import RoundEngine
+from federation.exchange import Inherit
+from federation.messages import Task
+from federation.wire import CheckedUpdate
+
+
+@dataclass(frozen=True)
+class OpenJobState:
+    """What changes of an open job."""
+
+    version: int  # of the newest weights
+    round: rounds.Round
+    facts: Facts  # at the beginning of the round
+    previous: cohort.Cohort | None = None  # of the round before
+    paused_at: float | None = None
+    unfit: Mapping[str, str] = field(default_factory=dict)  # devices that can train nothing here, and why
+    waits_for: tuple[int, rounds.Effect] | None = None  # what clients were last told that a round waits for
+
+
+@dataclass(eq=False)
+class OpenJob:
+    """A job with a round. `state` is what the database has; only a unit of work replaces it."""
+
+    id: str
+    bundle: str
+    engine: RoundEngine
+    state: OpenJobState
+
+
+def restore_job(repository: Repository, session: Session, job: JobRecord, engine: RoundEngine) -> OpenJob:
+    """Open a job as the database has it."""
+    newest, *before = repository.newest_rounds(session, job.id, 2)
+    facts = engine.facts_of(newest.number, before[0].summary.get("facts") if before else None)
+    current, *past = [rounds.decode(row.body, repository.seats(session, row)) for row in (newest, *before)]
+    previous = _cohort(past[0]) if past else None
+    paused_at = repository.state_changed_at(session, job.id) if job.state == "paused" else None
+    return OpenJob(job.id, job.bundle, engine, OpenJobState(job.version, current, facts, previous, paused_at))
+
+
+def find_inherited(
+    repository: Repository, session: Session, job: OpenJob, slot: int
+) -> tuple[UpdateRecord, str] | None:
+    """Find the update whose local model the device of a slot goes on with, and what it trained."""
+    number, previous = job.state.round.number, job.state.previous
+    if previous is None or slot >= len(previous.seats) or not job.engine.inherits(number):
+        return None
+    update = repository.update_of_slot(session, job.id, number - 1, slot)
+    return None if update is None else (update, previous.seats[slot].member.boundary)
+
+
+def needed_updates(repository: Repository, session: Session, job: OpenJob) -> list[UpdateRecord]:
+    """List the updates whose bodies are of use: those of the round, and those that it goes on from."""
+    number = job.state.round.number
+    return repository.updates(session, job.id, [number - 1, number] if job.engine.inherits(number) else [number])
+
+
+def _cohort(round: rounds.Round) -> cohort.Cohort | None:
+    """The cohort that took part, for the next round of a window."""
+    return cohort.Cohort(round.slots, round.wanted, round.quorum) if round.slots else None
+
+
+# --- what follows a commit -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AdmitJob:
+    job: OpenJob
+
+
+@dataclass(frozen=True)
+class ForgetJob:
+    job: OpenJob
+
+
+@dataclass(frozen=True)
+class FoldUpdate:
+    job: OpenJob
+    update: UpdateRecord
+    checked: CheckedUpdate | None = None  # None: it is checked again, from its body
+
+
+@dataclass(frozen=True)
+class FinishRound:
+    job: OpenJob
+
+
+@dataclass(frozen=True)
+class DeleteBodies:  # of a job that is over, behind what is being folded
+    job: OpenJob
+    updates: tuple[UpdateRecord, ...]
+
+
+@dataclass(frozen=True)
+class EvaluateVersion:
+    job: OpenJob
+    version: int
+
+
+@dataclass(frozen=True)
+class ShutOut:
+    device: str
+
+
+@dataclass(frozen=True)
+class NotifyDevices:
+    """There may be something to do for devices that wait."""
+
+
+@dataclass(frozen=True)
+class ReachPoint:  # at which a test may end the process
+    name: str
+
+
+Effect = (
+    AdmitJob
+    | ForgetJob
+    | FoldUpdate
+    | FinishRound
+    | DeleteBodies
+    | EvaluateVersion
+    | ShutOut
+    | NotifyDevices
+    | ReachPoint
+)
+
+# What clients that watch a job are told.
+_SHOWN = (
+    rounds.WarnLayerUncovered,
+    rounds.RoundAbandoned,
+    rounds.WaitForDevices,
+    rounds.WaitForUpdates,
+    cohort.GrantLease,
+    cohort.AcceptUpdate,
+    cohort.RejectUpdate,
+)
+
+
+class UnitOfWork:
+    """Changes of jobs that are recorded together; `outbox` has what follows once they are."""
+
+    def __init__(self, repository: Repository, session: Session, now: float) -> None:
+        self._repository = repository
+        self.session = session
+        self.now = now
+        self.outbox: list[Effect] = []
+        self._states: dict[OpenJob, OpenJobState] = {}
+        self._written: dict[OpenJob, tuple[cohort.Seat, ...]] = {}  # the seats as this transaction has them
+        self._updates: list[UpdateRecord] = []
+        self._events: list[dict[str, Any]] = []
+
+    def state(self, job: OpenJob) -> OpenJobState:
+        return self._states.get(job, job.state)
+
+    def change(self, job: OpenJob, **values: Any) -> None:
+        self._states[job] = replace(self.state(job), **values)
+
+    def now_of(self, job: OpenJob) -> float:
+        """The time as a job sees it: while it is paused time stands still, and no device pays for the pause."""
+        paused_at = self.state(job).paused_at
+        return self.now if paused_at is None else paused_at
+
+    def add_update(self, update: UpdateRecord) -> None:
+        self._updates.append(update)
+
+    def note(self, job: OpenJob, kind: str, body: dict[str, Any], at: float | None = None) -> None:
+        """Add an event for clients that watch a job."""
+        self._events.append({"job": job.id, "at": self.now if at is None else at, "kind": kind, "body": body})
+
+    def note_unfit(self, job: OpenJob, unfit: Mapping[str, str]) -> None:
+        """Replace the devices that a job cannot use; clients that watch hear of each once."""
+        state = self.state(job)
+        for device, why in unfit.items():
+            if state.unfit.get(device) != why:
+                self.note(job, "DeviceUnfit", {"round": state.round.number, "device": device, "message": why})
+        if unfit != state.unfit:
+            self.change(job, unfit=unfit)
+
+    def open_round(self, job: OpenJob, number: int) -> None:
+        """Open the next round of a job; its facts are those that the round before led to."""
+        self._write_seats(job)
+        before = self.state(job).round
+        opened = job.engine.open(number, self.now_of(job))
+        self._repository.add_round(self.session, job.id, opened)
+        self.change(job, round=opened, previous=_cohort(before))
+        self._written[job] = ()
+
+    def advance(self, job: OpenJob, event: rounds.Event, **columns: Any) -> tuple[rounds.Effect, ...]:
+        """Apply a fact to the round of a job and gather what it leads to; `columns` are recorded with its new state."""
+        state, now = self.state(job), self.now_of(job)
+        before = state.round
+        round, effects = rounds.advance(before, event, now)
+        if round is not before:
+            self.change(job, round=round)
+            if rounds.encode_head(round) != rounds.encode_head(before):
+                columns |= {"closed_at": now} if round.state in ("committed", "abandoned") else {}
+                self._repository.change_round(self.session, job.id, round, **columns)
+        for effect in effects:
+            self._tell(job, effect, now)
+            if isinstance(effect, rounds.CloseRound):
+                self.outbox.append(FinishRound(job))
+            elif isinstance(effect, rounds.RoundAbandoned):
+                self._fail(job, effect.reason)
+        # Seats are offered or free now. While devices are missing to begin, asking again leads to nothing.
+        freed = any(isinstance(effect, rounds.WaitForDevices) for effect in effects)
+        if round.state == "collecting" and (freed or before.state == "selecting"):
+            self.notify_devices()
+        return effects
+
+    def task(self, job: OpenJob, seat: cohort.Seat) -> Task:
+        """Say what the device of a seat does."""
+        state, engine = self.state(job), job.engine
+        device, number = seat.member.device, state.round.number
+        last = self._repository.last_update(self.session, job.id, device, number) if engine.keeps_state else None
+        found = find_inherited(self._repository, self.session, job, seat.number)
+        inherit = Inherit(found[0].task, found[1]) if found else None
+        return engine.task(seat, number, state.facts, last=last, inherit=inherit)
+
+    def notify_devices(self) -> None:
+        if NotifyDevices() not in self.outbox:
+            self.outbox.append(NotifyDevices())
+
+    def _tell(self, job: OpenJob, effect: rounds.Effect, now: float) -> None:
+        """Note an effect for clients that watch."""
+        state = self.state(job)
+        number = state.round.number
+        if isinstance(effect, rounds.WaitForDevices):  # devices ask again and again; clients hear it once
+            if state.waits_for == (number, effect):
+                return
+            self.change(job, waits_for=(number, effect))
+        if isinstance(effect, rounds.CloseRound):  # of many seats, which can be read elsewhere
+            self.note(job, "CloseRound", {"round": number, "updates": len(effect.seats)}, now)
+        elif isinstance(effect, _SHOWN):
+            facts = {
+                name: rounds.encode_seat(value) if isinstance(value, cohort.Seat) else value
+                for name, value in vars(effect).items()
+            }
+            self.note(job, type(effect).__name__, {"round": number, **facts}, now)
+
+    def _fail(self, job: OpenJob, why: str) -> None:
+        """End a job without a round to go on with: failed, unless it was stopped."""
+        self.write()  # for the updates of this unit
+        if self._repository.job_state(self.session, job.id) not in FINISHED:
+            self._repository.change_job(self.session, job.id, state="failed", message=why)
+            self.note(job, "JobState", {"state": "failed", "message": why})
+        updates = needed_updates(self._repository, self.session, job)
+        self.outbox += [ForgetJob(job), DeleteBodies(job, tuple(updates))]
+
+    def write(self) -> None:
+        """Record what was gathered: updates, seats and events, many rows at a time."""
+        if self._updates:
+            self._repository.add_updates(self.session, self._updates)
+        for job in self._states:
+            self._write_seats(job)
+        if self._events:
+            self._repository.add_events(self.session, self._events)
+        self._updates = []
+        self._events = []
+
+    def _write_seats(self, job: OpenJob) -> None:
+        round, known = self.state(job).round, self._written.get(job, job.state.round.slots)
+        if round.slots is not known:
+            changed = [seat for seat in round.slots if not known or seat is not known[seat.number]]
+            self._repository.write_seats(self.session, job.id, round.number, changed, new=not known)
+            self._written[job] = round.slots
+
+    def settle(self) -> None:
+        """Let jobs have the states that the database has now."""
+        for job, state in self._states.items():
+            job.state = state
+
+
+class Units:
+    """Units of work, one at a time. Nothing slow happens in one: bodies are folded by a worker."""
+
+    def __init__(self, repository: Repository, clock: Callable[[], float], handle: Callable[[Effect], None]) -> None:
+        self.repository = repository
+        self.clock = clock
+        self.lock = threading.RLock()
+        self._handle = handle
+
+    @contextmanager
+    def begin(self) -> Iterator[UnitOfWork]:
+        """Record the block's changes when it ends, and handle what follows; if that fails, nothing has changed."""
+        with self.lock:
+            with self.repository.begin() as session:
+                work = UnitOfWork(self.repository, session, self.clock())
+                yield work
+                work.write()
+            work.settle()
+            for effect in work.outbox:
+                self._handle(effect)

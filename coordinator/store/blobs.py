@@ -1,0 +1,110 @@
+"""Keep bytes by key: bundles, versions of weights, bodies of updates. Here in a directory, one file for each key.
+
+bundles/SHA256/...                     as exported, by the hash of the manifest
+jobs/JOB/versions/N.safetensors        the weights after N rounds
+jobs/JOB/versions/N.state              the vectors of the server's state then, if the algorithm has any
+jobs/JOB/versions/N.evaluated          a second key of the weights while they wait for their score
+spool/TASK.SHA256.body                 the body of an update that has arrived and is sound
+... .draft, spool/TASK.ID.part         what is being written; a body may arrive twice at once
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from edge_runtime.files import flush_folder, publish, rename_flushed
+from federation.errors import InputError
+
+AT_THE_DISK = 8  # threads that wait for it
+_SAFE = re.compile(r"[A-Za-z0-9_.@-]{1,120}")
+
+
+class Blobs(Protocol):
+    """Bytes by key. A blob is there as a whole or not at all, and what is committed survives a loss of power."""
+
+    def draft(self, key: str, suffix: str = ".draft") -> Path:
+        """Return the local file (or folder) to write a blob to before it has its key."""
+
+    def commit(self, draft: Path, key: str) -> None:
+        """Give a draft its key, in place of what has that key already."""
+
+    def commit_all(self, drafts: Sequence[tuple[Path, str]]) -> list[OSError | None]:
+        """Commit several drafts of one folder, which share the wait; for each, None or why it was not possible."""
+
+    def file(self, key: str) -> Path:
+        """Return a local file (or folder) with the bytes of a blob, to be read."""
+
+    def link(self, key: str, other: str) -> None:
+        """Give a blob a second key."""
+
+    def delete(self, *keys: str) -> None:
+        """Remove blobs, with everything below their keys; those that are not there are no error."""
+
+    def list(self, folder: str) -> list[str]:
+        """List the keys directly below a folder."""
+
+    def close(self) -> None:
+        """End what waits for the disk."""
+
+
+class DirectoryBlobs:
+    """Blobs in a directory of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._disk = ThreadPoolExecutor(AT_THE_DISK, "disk")
+        for folder in ("bundles", "jobs", "spool"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+
+    def draft(self, key: str, suffix: str = ".draft") -> Path:
+        return self.root / f"{key}{suffix}"
+
+    def commit(self, draft: Path, key: str) -> None:
+        if draft.is_dir():
+            draft.rename(self.root / key)
+        else:
+            publish(draft, self.root / key)
+
+    def commit_all(self, drafts: Sequence[tuple[Path, str]]) -> list[OSError | None]:
+        answers = list(self._disk.map(self._rename, drafts))
+        flush_folder((self.root / drafts[0][1]).parent)
+        return answers
+
+    def _rename(self, pair: tuple[Path, str]) -> OSError | None:
+        try:
+            rename_flushed(pair[0], self.root / pair[1])
+        except OSError as error:
+            return error
+        return None
+
+    def file(self, key: str) -> Path:
+        return self.root / key
+
+    def link(self, key: str, other: str) -> None:
+        if not (self.root / other).exists():
+            (self.root / other).hardlink_to(self.root / key)
+
+    def delete(self, *keys: str) -> None:
+        for path in (self.root / key for key in keys):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def list(self, folder: str) -> list[str]:
+        return [f"{folder}/{path.name}" for path in (self.root / folder).glob("*")]
+
+    def close(self) -> None:
+        self._disk.shutdown()
+
+
+def safe(name: str) -> str:
+    """Check that a name can be part of a key, which becomes a path."""
+    if not _SAFE.fullmatch(name) or name.startswith("."):
+        raise InputError(f"{name!r} cannot be part of a path")
+    return name

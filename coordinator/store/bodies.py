@@ -1,0 +1,59 @@
+"""The bodies of updates: they arrive, wait to be folded, and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.credentials import new_id
+from coordinator.store.blobs import Blobs, safe
+from coordinator.store.schema import UpdateRecord
+from federation.space import Vector
+
+_FOLDER = "spool"
+
+
+@dataclass(frozen=True)
+class BodyReader:
+    """Read parts of a body. It is opened for each: a cohort may be larger than the limit of open files."""
+
+    path: Path
+
+    def values(self, offset: int, count: int) -> Vector:
+        return np.fromfile(self.path, "<f4", count, offset=offset)
+
+
+class Bodies:
+    """Bodies by task and sha256."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    def arriving(self, task: str) -> Path:
+        """Return a new place for each attempt to send the body of a task."""
+        return self._blobs.draft(f"{_FOLDER}/{safe(task)}.{new_id()}", ".part")
+
+    def commit_all(self, arrivals: Sequence[tuple[Path, str, str]]) -> list[OSError | None]:
+        """Keep what has arrived at a path, of a task and with a sha256; for each, None or why it was not possible."""
+        return self._blobs.commit_all([(path, _key(task, sha256)) for path, task, sha256 in arrivals])
+
+    def file(self, update: UpdateRecord) -> Path:
+        return self._blobs.file(_key(update.task, update.sha256))
+
+    def delete(self, task: str, sha256: str) -> None:
+        self._blobs.delete(_key(task, sha256))
+
+    def delete_all(self, updates: Iterable[UpdateRecord]) -> None:
+        self._blobs.delete(*(_key(update.task, update.sha256) for update in updates))
+
+    def keep_only(self, updates: Iterable[UpdateRecord]) -> None:
+        """Delete every other body: it is done with, or was never acknowledged and is sent again."""
+        needed = {_key(update.task, update.sha256) for update in updates}
+        self._blobs.delete(*(key for key in self._blobs.list(_FOLDER) if key not in needed))
+
+
+def _key(task: str, sha256: str) -> str:
+    return f"{_FOLDER}/{safe(task)}.{safe(sha256)}.body"
