@@ -46,7 +46,7 @@ coverage: $(READY) $(STOCK_READY) ## which lines the tests run; fails below the 
 	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=term:skip-covered $(TESTS)
 
 docs: $(DOCS_READY) ## the documentation as a site, in build/site: every link is checked
-	.venv-docs/$(SCRIPTS)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv-docs/$(SCRIPTS)/mkdocs build --strict
 
 lint: $(READY) ## ruff, its formatter, and mypy --strict on every package
 	$(BIN)/ruff check .
