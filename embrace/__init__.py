@@ -2,7 +2,7 @@
 
     export, load, Bundle     a model as a bundle that stock ONNX Runtime can train from every layer boundary
     train                    fine-tune a bundle on this machine's own data, in as much memory as there is
-    Job                      a training job: which bundle, which algorithm, for how long
+    Job, simulate, Run       a training job, a whole fleet in this process, and what came of it
     Client, Agent            a coordinator as its administrator sees it, and a device that takes part
     algorithms, errors       the published algorithms, and everything that is raised on purpose
 
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from embrace.bundles import Bundle, export, load
     from embrace.client import Client
     from embrace.fine_tuning import train
-    from embrace.jobs import Job
+    from embrace.jobs import Job, simulate
     from federation import algorithms
+    from simulation.runs import Run
 
 __all__ = [
     "Agent",
     "Bundle",
     "Client",
     "Job",
+    "Run",
     "__version__",
     "algorithms",
     "errors",
     "export",
     "load",
+    "simulate",
     "train",
 ]
 
@@ -43,8 +46,10 @@ _HOMES = {
     "Bundle": "embrace.bundles",
     "Client": "embrace.client",
     "Job": "embrace.jobs",
+    "Run": "simulation.runs",
     "export": "embrace.bundles",
     "load": "embrace.bundles",
+    "simulate": "embrace.jobs",
     "train": "embrace.fine_tuning",
 }
 _MODULES = {"algorithms": "federation.algorithms", "errors": "embrace.errors"}

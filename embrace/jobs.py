@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.data_reference import file_of
-from embrace.bundles import Bundle
+from embrace.bundles import Bundle, Progress, quiet
 from embrace.errors import InputError
 from federation.job import Plan, parse_plan, plan_from, plan_to
+
+if TYPE_CHECKING:
+    from simulation.datasets import Dataset
+    from simulation.fleet import SamplesXY
+    from simulation.runs import Run
 
 Table = Mapping[str, Any]  # a table of a job file, by key
 
@@ -96,3 +101,52 @@ class Job:
     def __repr__(self) -> str:
         plan = self.plan
         return f"Job({plan.name or self.bundle.name!r}, algorithm={plan.algorithm!r}, num_rounds={plan.num_rounds})"
+
+
+def simulate(
+    job: Job,
+    data: SamplesXY | Dataset | str | None = None,
+    *,
+    test_data: SamplesXY | None = None,
+    devices: int | None = None,
+    tiers: Mapping[str, int] | None = None,
+    partition: str | None = None,
+    partition_constants: Mapping[str, Any] | None = None,
+    engine: str = "auto",
+    workers: int | None = None,
+    folder: str | Path | None = None,
+    evaluate_every: int = 1,
+    stop_at: float | None = None,
+    progress: Progress = quiet,
+    **options: Any,
+) -> Run:
+    """Run a job on simulated devices, with the code that coordinator and devices run.
+
+    `data` is a pair of arrays, inputs and labels, or the name of a data set; a fifth of the arrays is held out unless
+    there is `test_data`. `tiers` says how many devices train what, `partition` how the samples are dealt: "iid",
+    "dirichlet" with {"alpha": 0.1}, and others. The same seed gives the same result for any number of `workers`.
+
+    >>> job = embrace.Job(bundle, algorithm="embracing", num_rounds=2, local={"steps": 3})
+    >>> run = embrace.simulate(job, data=(x, y), devices=8, tiers={"strong": 2, "weak": 6}, workers=1)
+    >>> [record["devices"] for record in run.rounds]
+    [8, 8]
+    """
+    from simulation.simulate import simulate as run_simulation
+
+    return run_simulation(
+        job.plan,
+        job.bundle.path,
+        data,
+        test_data=test_data,
+        devices=devices,
+        tiers=tiers,
+        partition=partition,
+        partition_constants=partition_constants,
+        engine=engine,
+        workers=workers,
+        folder=folder,
+        evaluate_every=evaluate_every,
+        stop_at=stop_at,
+        on_progress=progress,
+        **options,
+    )

@@ -45,6 +45,11 @@ class Run:
 
     A record is a dictionary: round, loss, accuracy and test_loss (where the round was scored), devices, failures,
     samples, steps, bytes_up, bytes_down, messages, seconds; per_layer where that was measured.
+
+    >>> run = embrace.simulate(embrace.Job(bundle, num_rounds=2, local={"steps": 2}), (x, y), devices=4, workers=1)
+    >>> run.rounds[-1]["round"], sorted(run.weights) == sorted(bundle.state_dict())
+    (1, True)
+    >>> figure = run.plot()
     """
 
     name: str
