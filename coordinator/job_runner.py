@@ -35,7 +35,6 @@ class JobRunner:
         self.plan = plan
         self.manifest = manifest
         self.files = files
-        self.cover = plan.cover.build(plan.local.batch)
         self.space = manifest.space
         self.summing = Summing(row.id, plan, manifest, files, reached)
         self.round: rounds.Round | None = None
@@ -157,8 +156,9 @@ class JobRunner:
             available,
             profiles,
             self.plan.participation,
-            self.cover,
+            self.plan.cover,
             self.manifest,
+            self.plan.local.batch,
             self.previous,
         )
 

@@ -268,7 +268,7 @@ class Coordinator(JobKeeper):
         profile = decode(DeviceProfile, session.get_one(DeviceRow, device).profile, "profile", defaults=True)
         member, why = None, None
         try:
-            member = cohort.member_of(device, profile, runner.cover, runner.manifest)
+            member = cohort.member_of(device, profile, runner.plan.cover, runner.manifest, runner.plan.local.batch)
         except EmbraceError as error:
             why = str(error)
         if why != runner.unfit.get(device):  # the same again, from many who wait, costs nothing

@@ -63,7 +63,7 @@ class Summing:
         """Add a body. The order of arrival makes no difference to a single bit."""
         if self._sums is None:
             self._sums = RoundSums(self.plan, self.manifest, self.facts, row.round, draws, self._reached)
-        if self.plan.combining.combine == "mean":
+        if self.plan.serve.combine == "mean":
             with body.open("rb") as file:
                 self._sums.fold(checked, file, row.weight, count, row.report)
         last = next(reversed(self.folded.values()), checked)
@@ -78,17 +78,17 @@ class Summing:
         before = stored_version(self.files, self.job, version, self.space, algorithm.vectors)
         rates = RoundFacts(self.plan.local.schedule.at(updates[0].round))
         changes = algorithm.changes(
-            self._sums.totals, self._moves(updates), self.space, before, rates, self.plan.combining.devices or devices
+            self._sums.totals, self._moves(updates), self.space, before, rates, self.plan.serve.devices or devices
         )
         write_version(self.files, self.job, version, self.space, algorithm.vectors, changes)
 
     def _moves(self, updates: list[UpdateRow]) -> Iterator[Move]:
         assert self._sums is not None
-        combining, due = self.plan.combining, self._sums.due
-        if combining.combine == "mean":
+        serve, due = self.plan.serve, self._sums.due
+        if serve.combine == "mean":
             return mean_moves(self._sums.totals[MODEL], self.space)
         bodies = [(within(self.folded[u.task].model, due), self.files.arrived(u.task, u.sha256)) for u in updates]
-        return robust_moves(bodies, combining.combine, combining.trim)
+        return robust_moves(bodies, serve.combine, serve.trim)
 
     def next_facts(self, number: int) -> Facts:
         """The facts after a round."""

@@ -149,7 +149,7 @@ class _Start:
         """Take over another device's model, as far as both train it and it was not averaged when the window ended."""
         theirs, moved = self.server.inherited()
         parameters: Vector = np.array(received)
-        units = self.task.exchange.rule.units(self.manifest.space)
+        units = self.task.exchange.sync.units(self.manifest.space)
         for unit, version in zip(units, self.task.exchange.changed, strict=True):
             common = unit & self.trained & theirs
             if version < self.task.round and common.size:
@@ -190,7 +190,7 @@ class _Start:
         grown: Vector = np.array(self.own.vectors[CONTROL])
         exchange, last = self.task.exchange, self.own.vectors[LAST]
         if exchange.last_round == self.task.round - 1:
-            units = exchange.rule.units(self.manifest.space)
+            units = exchange.sync.units(self.manifest.space)
             for unit, version, walked in zip(units, exchange.changed, self.own.walked, strict=True):
                 if version == self.task.round and walked:
                     weights = (unit & self.trained).only("weight").inside(self.graph)
@@ -243,7 +243,7 @@ class _Start:
         exchange, space = self.task.exchange, self.manifest.space
         if not exchange.keeps_model or not self._stays:
             return [self._everything]
-        units = exchange.rule.units(space)
+        units = exchange.sync.units(space)
         untrained = set(range(len(self.manifest.layers))) - set(self.covered.layers)
         parts = [Part(of_layers(space, untrained) & self.graph, self.task.boundary)]
         parts += [Part(units[unit] & self.trained, self.task.boundary, unit) for unit in exchange.replaced]
@@ -263,7 +263,7 @@ def finish(begun: Begun, outcome: Outcome, manifest: Manifest) -> Contribution:
     """What to send and what to keep; the vectors are good until the trainer's next task."""
     task, local, received = begun.task, outcome.local, begun.received
     update, reference = local.update(), received.origin
-    sent = units_region(task.exchange.rule, manifest.space, task.exchange.sent) & begun.trained
+    sent = units_region(task.exchange.sync, manifest.space, task.exchange.sent) & begun.trained
     inside = sent.inside(begun.graph)
     tracks = {MODEL: (sent, inside.gather(update))}
     kept: Vectors = {}

@@ -1,6 +1,6 @@
 """An algorithm is a choice on each axis. This one has the axes that device and server have to agree on.
 
-Who takes part is in axes/participate.py, what a device trains in axes/cover.py; both combine with any of these.
+Who takes part is in axes/participate.py, what a device trains in axes/cover; both combine with any of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from federation.axes.local import ControlVariate, LocalRule, Momentum, fuses
 from federation.axes.serve import Average, RoundFacts, ServeRule
 from federation.axes.sync import Sync, SyncFacts, When, WholeModel, after_round
-from federation.axes.sync.names import encode_sync
 from federation.axes.weigh import Weigh
 from federation.exchange import Exchange, Inherit
 from federation.layout import MODEL
@@ -99,7 +98,7 @@ class Algorithm:
         keeps = self._rules_keep or len(facts.sync.changed) > 1  # of one unit, always due, nothing is kept
         known = last if keeps else None
         return Exchange(
-            sync=encode_sync(self.sync),
+            sync=self.sync,
             sent=self.sync.sent(when, facts.sync),
             changed=facts.sync.changed,
             window_from=window_from,

@@ -27,7 +27,7 @@ class Member:
 
     device: str
     boundary: str  # what it trains, as text: federation/coverage.py
-    trains: int  # layers; whoever takes over a slot should train as many
+    trains: int  # layers; a device that takes over a slot should train as many
 
     def __post_init__(self) -> None:
         if not self.device or not self.boundary or self.trains < 1:
@@ -43,7 +43,7 @@ class Seat:
     count: int = 1  # times that its update counts
     state: SeatState = "offered"
     until: float = 0.0  # offer and lease: when they run out; failed: those who had it do not get it again before
-    holders: tuple[str, ...] = ()  # everybody who took it; the last of n holds attempt n
+    holders: tuple[str, ...] = ()  # all devices that took it; the last of n holds attempt n
 
     def __post_init__(self) -> None:
         if self.number < 0 or self.count < 1 or not math.isfinite(self.until):
@@ -66,7 +66,7 @@ class Seat:
         return replace(self, member=member, state="offered", until=until)
 
     def heir(self, waiting: Iterable[Member], now: float) -> Member | None:
-        """Who gets a free seat: rather somebody who trains as much as the last, and has not had it; then the first."""
+        """Choose a device for a free seat: one that trains as much as the last, and has not had it; else the first."""
         resting = self.holders if self.state == "failed" and now < self.until else ()
         ready = (member for member in waiting if member.device not in resting)
         return min(ready, key=lambda m: (m.trains < self.member.trains, m.device in self.holders), default=None)
@@ -191,9 +191,9 @@ class Cohort:
             raise InputError("cohort: expected no over-selection where an update counts more than once")
 
 
-def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest) -> Member:
+def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest, batch: int | None) -> Member:
     """A device that may take over a seat."""
-    return _member(device, cover.cover(manifest, profile), manifest)
+    return _member(device, cover.cover(manifest, profile, batch), manifest)
 
 
 def assign(
@@ -204,15 +204,16 @@ def assign(
     participation: Participation,
     cover: Cover,
     manifest: Manifest,
+    batch: int | None,
     previous: Cohort | None = None,
 ) -> Cohort:
-    """The cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
+    """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
 
-    Inside a window whoever is still there keeps its slot, also if devices have joined since; a device that has left is
+    Inside a window a device that is still there keeps its slot, also if others have joined since; one that has left is
     replaced by the next one of the window's random order, for the rest of the window. A device without a profile is
     taken as able to train everything.
     """
-    fit, reasons = _fit(available, profiles, cover, manifest)
+    fit, reasons = _fit(available, profiles, cover, manifest, batch)
     if len(fit) < participation.needed:
         return Cohort(missing=participation.needed - len(fit), unfit=reasons)
     order = participation.order(fit, seed, round_number)
@@ -238,14 +239,18 @@ def assign(
 
 
 def _fit(
-    available: Iterable[str], profiles: Mapping[str, DeviceProfile], cover: Cover, manifest: Manifest
+    available: Iterable[str],
+    profiles: Mapping[str, DeviceProfile],
+    cover: Cover,
+    manifest: Manifest,
+    batch: int | None,
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """What every available device trains; and of those that cannot train anything here, why not."""
     fit: dict[str, str] = {}
     unfit: dict[str, str] = {}
     for device in sorted(set(available)):
         try:
-            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile())
+            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile(), batch)
         except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
             unfit[device] = str(error)
     return fit, tuple(unfit.items())
@@ -256,7 +261,7 @@ def _member(device: str, text: str, manifest: Manifest) -> Member:
 
 
 def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:
-    """The slots of the round before, vacancies filled in the given order; those for which nobody is left close up."""
+    """Fill the vacancies of the round before in the given order; slots for which no device is left close up."""
     comers = iter([device for device in order if device not in fixed])
     slots = []
     for seat in previous.seats:

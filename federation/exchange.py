@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from federation.axes.sync import Sync, WholeModel
-from federation.axes.sync.names import decode_sync, encode_sync
+from federation.axes.sync import SYNC, Sync, WholeModel
 from federation.coverage import Coverage
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.manifest import Manifest
 from federation.region import Piece, Region, box, of_layers, whole
 from federation.space import ParameterSpace
@@ -33,27 +32,22 @@ class Inherit:
 class Exchange:
     """The server's half of the agreement; the default is FedAvg: everything is replaced, everything is sent."""
 
-    sync: dict[str, Any] = field(default_factory=lambda: encode_sync(WholeModel()))
+    sync: Annotated[Sync, SYNC] = field(default_factory=WholeModel)
     sent: tuple[int, ...] = (0,)  # units
     changed: tuple[int, ...] = (0,)  # version in which each unit got its present value
     window_from: int = 0  # round since which the cohort is the same
     last_round: int | None = None  # in which this device last took part with success
     last_task: str | None = None  # ... and its task: what was kept then is valid
-    inherit: Inherit | None = None  # from whoever had this place before the window
+    inherit: Inherit | None = None  # from the device that had this place before the window
     tracks: tuple[str, ...] = ()  # beside the model
     fuse: float | None = None  # DOMO: 1/(αηP) of the round before, whose move is the server's momentum
 
     def __post_init__(self) -> None:
         units = range(len(self.changed))
         if not self.changed or not set(self.sent) <= set(units) or len(set(self.sent)) != len(self.sent):
-            raise InputError(f"exchange: expected units among {len(self.changed)}, each once, got {self.sent}")
+            raise FieldError("sent", f"expected units among {len(self.changed)}, each once, got {self.sent}")
         if set(self.tracks) - {"control", "momentum"}:
-            raise InputError(f"exchange: expected the tracks control and momentum, got {self.tracks}")
-        decode_sync(self.sync)
-
-    @property
-    def rule(self) -> Sync:
-        return decode_sync(self.sync)
+            raise FieldError("tracks", f"expected the tracks control and momentum, got {self.tracks}")
 
     @property
     def replaced(self) -> tuple[int, ...]:

@@ -125,7 +125,7 @@ class RoundSums:
 
     def _shortening(self, norm: float) -> np.float32 | None:
         """The factor for an update that is too long."""
-        most = self.plan.combining.clip_norm
+        most = self.plan.serve.clip_norm
         return np.float32(most / norm) if most is not None and norm > most else None
 
     def _shortened(

@@ -53,13 +53,12 @@ class SimulatedServer:
     """Draws cohorts and closes rounds."""
 
     def __init__(self, plan: Plan, manifest: Manifest, profiles: dict[str, DeviceProfile], weights: Vector) -> None:
-        if plan.combining.combine != "mean":
+        if plan.serve.combine != "mean":
             raise InputError("serve.combine: a simulation sums updates as they come; expected 'mean'")
         self.plan = plan
         self.manifest = manifest
         self.profiles = profiles
         self.space = manifest.space
-        self.cover = plan.cover.build(plan.local.batch)
         algorithm = plan.choices
         vectors = {MODEL: np.array(weights), **algorithm.first_vectors(self.space.size)}
         if algorithm.fuses:
@@ -71,7 +70,15 @@ class SimulatedServer:
         plan, number, state = self.plan, self.state.number, self.state
         previous = self._previous()
         drawn = cohort.assign(
-            plan.seed, number, self.profiles, self.profiles, plan.participation, self.cover, self.manifest, previous
+            plan.seed,
+            number,
+            self.profiles,
+            self.profiles,
+            plan.participation,
+            plan.cover,
+            self.manifest,
+            plan.local.batch,
+            previous,
         )
         if not drawn.seats:
             why = f": {drawn.unfit[0][1]}" if drawn.unfit else ""
@@ -135,7 +142,7 @@ class SimulatedServer:
             self.space,
             vectors,
             RoundFacts(rate),
-            plan.combining.devices or len(last),
+            plan.serve.devices or len(last),
         )
         for name, at, values in changes:  # a block is read before it is written, and never again
             vectors[name][at] = values

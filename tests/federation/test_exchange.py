@@ -15,7 +15,6 @@ from federation.algorithm import Algorithm, Facts
 from federation.axes.local import ControlVariate, LocalRule, Momentum, ServerMomentum
 from federation.axes.serve import Adam, Average, ServerHeavyBall
 from federation.axes.sync import FedLama, Rotating, SyncFacts, When, first_facts
-from federation.axes.sync.names import encode_sync
 from federation.coverage import coverage
 from federation.errors import InputError
 from federation.exchange import Exchange, Inherit, graph_region, trained_region
@@ -24,7 +23,7 @@ from federation.region import whole
 from tests.federation.narrow_model import MODEL
 from tests.federation.regions import vector_of
 
-ROTATING = encode_sync(Rotating(3))
+ROTATING = Rotating(3)
 
 
 def test_the_default_is_fedavg() -> None:
@@ -67,18 +66,30 @@ def test_a_device_that_was_away_replaces_everything_that_changed_meanwhile() -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sent": (3,)}, "expected units among 3, each once"),
-        ({"sent": (-1,)}, "expected units among 3, each once"),
-        ({"sent": (1, 1)}, "expected units among 3, each once"),
-        ({"changed": ()}, "expected units among 0"),
-        ({"tracks": ("control", "other")}, "expected the tracks control and momentum"),
-        ({"sync": {"rule": "magic"}}, "sync.rule: expected"),
-        ({"sync": {"rule": "rotating", "parts": 0}}, "sync.parts"),
+        ({"sent": (3,)}, "^sent: expected units among 3, each once"),
+        ({"sent": (-1,)}, "^sent: expected units among 3, each once"),
+        ({"sent": (1, 1)}, "^sent: expected units among 3, each once"),
+        ({"changed": ()}, "^sent: expected units among 0"),
+        ({"tracks": ("control", "other")}, "^tracks: expected the tracks control and momentum"),
     ],
 )
 def test_an_exchange_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Exchange(**{"sync": ROTATING, "sent": (0,), "changed": (0, 0, 0), **change})
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ({"rule": "magic"}, r"^task\.exchange\.sync\.rule: expected all, rotating"),
+        ({"rule": "rotating", "parts": 0}, r"^task\.exchange\.sync\.parts: expected a number"),
+        ({"rule": "mine.py:Mine"}, r"^task\.exchange\.sync\.rule: .* a coordinator and its devices run no code"),
+    ],
+)
+def test_an_exchange_that_comes_with_another_rule_is_refused(sync: dict[str, Any], message: str) -> None:
+    told = encode_task(Task("stem", 1, 8, 0.1))
+    with pytest.raises(InputError, match=message):
+        decode_task({**told, "exchange": {**told["exchange"], "sync": sync}})
 
 
 def test_an_exchange_survives_the_way_to_the_device_and_an_old_task_has_the_default() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from federation.axes.local.rule import LocalRule, Start, check_constant
 from federation.axes.local.server_momentum import ServerMomentum
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.space import ParameterSpace, Vector
 
 BLOCK = 32768  # elements: x, g, scratch and one buffer of it are 512 kB, a common second-level cache
@@ -86,11 +86,13 @@ def check_rules(rules: Sequence[LocalRule]) -> None:
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise InputError(f"rules: expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times")
+            raise FieldError(
+                "rules", f"expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times"
+            )
     if ServerMomentum in kinds[:-1]:
         # What came later would act on the server's part as well, which could then not be told from the device's.
         order = ", ".join(kind.__name__ for kind in kinds)
-        raise InputError(f"rules: expected ServerMomentum to stand last, got {order}")
+        raise FieldError("rules", f"expected ServerMomentum to stand last, got {order}")
 
 
 def runs(space: ParameterSpace, first_layer: int, trained: range | None = None) -> tuple[list[slice], list[slice]]:

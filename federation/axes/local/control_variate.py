@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from federation.axes.local.rule import Plain, Running, Start
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 Origin = Literal["exchanged", "own"]
@@ -27,7 +27,7 @@ class ControlVariate:
 
     def __post_init__(self) -> None:
         if self.origin not in get_args(Origin):
-            raise InputError(f"control_variate.origin: expected exchanged or own, got {self.origin!r}")
+            raise FieldError("origin", f"expected exchanged or own, got {self.origin!r}")
 
     def begin(self, start: Start) -> Running:
         return Plain() if start.control is None else _Running(start.control)

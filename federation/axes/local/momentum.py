@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from federation.axes.local.rule import Plain, Running, Start, check_constant
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 Between = Literal["reset", "keep", "average"]
@@ -27,9 +27,9 @@ class Momentum:
     between: Between = "reset"  # what becomes of it between two rounds
 
     def __post_init__(self) -> None:
-        check_constant("momentum.factor", self.factor, below=1)
+        check_constant("factor", self.factor, below=1)
         if self.between not in get_args(Between):
-            raise InputError(f"momentum.between: expected reset, keep or average, got {self.between!r}")
+            raise FieldError("between", f"expected reset, keep or average, got {self.between!r}")
 
     def begin(self, start: Start) -> Running:
         velocity = np.zeros_like(start.x) if start.momentum is None else start.momentum.copy()

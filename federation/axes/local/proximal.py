@@ -20,7 +20,7 @@ class Proximal:
     mu: float
 
     def __post_init__(self) -> None:
-        check_constant("proximal.mu", self.mu)
+        check_constant("mu", self.mu)
 
     def begin(self, start: Start) -> Running:
         return _Running(self.mu, start.origin) if self.mu else Plain()

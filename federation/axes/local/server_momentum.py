@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from federation.axes.local.rule import LocalRule, Plain, Running, Start, check_constant
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 When = Literal["before", "every_step"]
@@ -31,10 +31,10 @@ class ServerMomentum:
     when: When
 
     def __post_init__(self) -> None:
-        check_constant("server_momentum.beta", self.beta)
+        check_constant("beta", self.beta)
         if self.when not in get_args(When):
             expected = " or ".join(map(repr, get_args(When)))
-            raise InputError(f"server_momentum.when: expected {expected}, got {self.when!r}")
+            raise FieldError("when", f"expected {expected}, got {self.when!r}")
 
     def begin(self, start: Start) -> Running:
         if start.server_momentum is None or not self.beta:

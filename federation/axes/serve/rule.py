@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import InputError
+from federation.errors import FieldError
 
 Doubles = NDArray[np.float64]
 
@@ -37,4 +37,4 @@ class ServeRule(Protocol):
 
 def check_rate(rate: float) -> None:
     if not 0 < rate <= 1000:
-        raise InputError(f"serve.rate: expected a number in (0, 1000], got {rate}")
+        raise FieldError("rate", f"expected a number in (0, 1000], got {rate}")
