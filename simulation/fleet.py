@@ -30,7 +30,7 @@ from edge_runtime.data import from_arrays
 from edge_runtime.user_module import load_class
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
-from federation.errors import FieldError
+from federation.errors import FieldError, InputError
 from federation.identity import device_id
 from federation.job import Plan, parse_plan
 from federation.manifest import Manifest
@@ -149,7 +149,7 @@ class SimulatedFleet:
 
 
 def read_job(file: Path, *, num_rounds: int | None = None, seed: int | None = None) -> tuple[Plan, Path]:
-    """Read a job file; return its plan and its bundle. The bundle and the rules of the user's own lie beside the file."""
+    """Read a job file; return its plan and the bundle it names. Bundle and own rules are looked for beside it."""
     try:
         text = file.read_text("utf-8")
     except OSError as error:
