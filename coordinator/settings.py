@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from federation.decode import decode
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,51 +39,55 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise InputError(f"port: expected a number from 0 to 65535, got {self.port}")
+            raise FieldError("port", f"expected a number from 0 to 65535, got {self.port}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InputError("TLS needs both a certificate and a key: --tls-certificate FILE --tls-key FILE")
         if self.host not in LOOPBACK and self.tls_certificate is None and not self.insecure:
             raise InputError(
-                f"{self.host} is visible to other machines, and without TLS anybody on the way can read the tokens: "
+                f"{self.host} is visible to other machines, and without TLS the tokens can be read on the way: "
                 "give --tls-certificate and --tls-key, or --insecure behind a proxy that has them"
             )
         for name in ("requests_per_second", "concurrent_requests", "waiting_requests", "slow_client"):
             if not 0 < getattr(self, name) <= 1e9:
-                raise InputError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+                raise FieldError(name, f"expected a number above 0, got {getattr(self, name)}")
         if self.log_level not in ("debug", "info", "warning", "error"):
-            raise InputError(f"log_level: expected debug, info, warning or error, got {self.log_level!r}")
+            raise FieldError("log_level", f"expected debug, info, warning or error, got {self.log_level!r}")
 
 
 def load_settings(directory: Path, environment: Mapping[str, str], given: Mapping[str, Any]) -> Settings:
-    """Later sources win: file, environment (EMBRACE_PORT=...), options that were given."""
+    """Read the settings; later sources win: file, environment (EMBRACE_PORT=...), options that were given."""
     file = directory / FILE_NAME
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     if file.is_file():
         try:
-            found = tomllib.loads(file.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            written = tomllib.loads(file.read_text())
+        except ValueError as error:  # no TOML, no UTF-8
             raise InputError(f"{file} is no TOML: {error}") from None
-    for field in fields(Settings):
-        text = environment.get(PREFIX + field.name.upper())
-        if text is not None:
-            found[field.name] = _typed(field.name, str(field.type), text)
-    found |= {name: value for name, value in given.items() if value is not None}
-    return decode(Settings, found, str(file), defaults=True)
+    told = {
+        field.name: _typed(name, str(field.type), environment[name])
+        for field in fields(Settings)
+        if (name := PREFIX + field.name.upper()) in environment
+    } | {name: value for name, value in given.items() if value is not None}
+    try:
+        return decode(Settings, {**written, **told}, defaults=True)
+    except FieldError as error:
+        from_file = any(key in written and key not in told for key in error.path[:1])
+        raise InputError(f"{file}: {error}") if from_file else error from None
+
+
+_READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a number"),
+    "float": (float, "a number"),
+    "bool": (lambda text: {"0": False, "1": True, "false": False, "true": True}[text.lower()], "true or false"),
+}
 
 
 def _typed(name: str, kind: str, text: str) -> Any:
+    read, expected = _READERS.get(kind, (str, "text"))
     try:
-        if kind == "int":
-            return int(text)
-        if kind == "float":
-            return float(text)
-    except ValueError:
-        raise InputError(f"{PREFIX}{name.upper()}: expected a number, got {text!r}") from None
-    if kind == "bool":
-        if text.lower() not in ("0", "1", "true", "false"):
-            raise InputError(f"{PREFIX}{name.upper()}: expected true or false, got {text!r}")
-        return text.lower() in ("1", "true")
-    return text
+        return read(text)
+    except (KeyError, ValueError):
+        raise InputError(f"{name}: expected {expected}, got {text!r}") from None
 
 
 def is_exposed(settings: Settings) -> bool:

@@ -21,10 +21,9 @@ from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Received, Trainer
-from federation.axes.local import encode_rules
 from federation.errors import EmptyData, InputError
 from federation.manifest import MANIFEST_NAME, Manifest
-from federation.messages import Task
+from federation.messages import Task, encode_task
 from federation.metrics import Score
 from federation.schedule import Schedule
 from federation.space import Vector
@@ -139,7 +138,7 @@ def kept_boundary(checkpoint: Path) -> str | None:
 
 def _key(directory: Path, settled: Settled, allowance: Allowance, train: Samples, held_out: Samples | None) -> str:
     """Write as JSON what has to be the same for a checkpoint to be continued."""
-    task = {**asdict(settled.task), "rules": encode_rules(settled.task.rules)}
+    task = encode_task(settled.task)
     bundle = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
     place = {"boundary": allowance.boundary.name, "engine": allowance.engine}
     data = {"data": _fingerprint(train), "held-out data": _fingerprint(held_out) if held_out is not None else None}

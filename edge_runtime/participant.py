@@ -71,7 +71,7 @@ def finish(begun: Begun, outcome: Outcome) -> Contribution:
     """Collect what to send and what to keep; the vectors are good until the trainer's next task."""
     device, received, local, exchange = begun.device, begun.received, outcome.local, begun.task.exchange
     update, model = local.update(), LocalModel(received.parameters, received.origin)
-    sent = units_region(exchange.rule, device.manifest.space, exchange.sent) & device.trained
+    sent = units_region(exchange.sync, device.manifest.space, exchange.sent) & device.trained
     inside = sent.inside(device.graph)
     result = LocalResult(model, received.brought, local.x, update, local.rates, local.state(), inside)
     tracks: dict[str, Vector] = {}

@@ -1,6 +1,6 @@
 """An algorithm is a choice on each axis. This one has the axes that device and server have to agree on.
 
-The cohort is drawn in axes/participate.py, what a device trains is in axes/cover.py; both combine with any of these.
+The cohort is drawn in axes/participate.py, what a device trains is in axes/cover; both combine with any of these.
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ class Cohort:
             raise InputError("cohort: expected no over-selection where an update counts more than once")
 
 
-def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest) -> Member:
+def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest, batch: int | None) -> Member:
     """A device that may take over a seat."""
-    return _member(device, cover.cover(manifest, profile), manifest)
+    return _member(device, cover.cover(manifest, profile, batch), manifest)
 
 
 def assign(
@@ -204,15 +204,16 @@ def assign(
     participation: Participation,
     cover: Cover,
     manifest: Manifest,
+    batch: int | None,
     previous: Cohort | None = None,
 ) -> Cohort:
-    """The cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
+    """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
 
     Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
     left is replaced by the next one of the window's random order, for the rest of the window. A device without a
     profile is taken as able to train everything.
     """
-    fit, reasons = _fit(available, profiles, cover, manifest)
+    fit, reasons = _fit(available, profiles, cover, manifest, batch)
     if len(fit) < participation.needed:
         return Cohort(missing=participation.needed - len(fit), unfit=reasons)
     order = participation.order(fit, seed, round_number)
@@ -238,14 +239,18 @@ def assign(
 
 
 def _fit(
-    available: Iterable[str], profiles: Mapping[str, DeviceProfile], cover: Cover, manifest: Manifest
+    available: Iterable[str],
+    profiles: Mapping[str, DeviceProfile],
+    cover: Cover,
+    manifest: Manifest,
+    batch: int | None,
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """What every available device trains; and of those that cannot train anything here, why not."""
     fit: dict[str, str] = {}
     unfit: dict[str, str] = {}
     for device in sorted(set(available)):
         try:
-            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile())
+            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile(), batch)
         except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
             unfit[device] = str(error)
     return fit, tuple(unfit.items())

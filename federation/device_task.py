@@ -85,7 +85,7 @@ class DeviceTask:
     @cached_property
     def units(self) -> tuple[Region, ...]:
         """The parts of the model that are synchronised together."""
-        return self.exchange.rule.units(self.manifest.space)
+        return self.exchange.sync.units(self.manifest.space)
 
     @property
     def lost(self) -> bool:

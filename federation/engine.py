@@ -16,7 +16,6 @@ from federation.algorithm import Facts
 from federation.axes.cover import DeviceProfile
 from federation.axes.serve import RoundFacts
 from federation.axes.sync import after_round, first_facts
-from federation.axes.sync.names import encode_sync
 from federation.coverage import coverage
 from federation.decode import decode
 from federation.exchange import Exchange, Inherit, trained_region, units_region
@@ -44,7 +43,6 @@ class RoundEngine:
         self.manifest = manifest
         self.space = manifest.space
         self.algorithm = plan.choices
-        self._cover = plan.cover.build(plan.local.batch)
         self._layouts: dict[tuple[str, tuple[int, ...]], Layout] = {}  # those made last, first
 
     # --- the state that a driver keeps from round to round -----------------------------------------------------------
@@ -99,12 +97,20 @@ class RoundEngine:
         """Draw the cohort of a round from the devices that are there; `previous` is that of the round before."""
         plan = self.plan
         return cohort.assign(
-            plan.seed, number, profiles, profiles, plan.participation, self._cover, self.manifest, previous
+            plan.seed,
+            number,
+            profiles,
+            profiles,
+            plan.participation,
+            plan.cover,
+            self.manifest,
+            plan.local.batch,
+            previous,
         )
 
     def member(self, device: str, profile: DeviceProfile) -> cohort.Member:
         """Describe a device that may take over a free seat."""
-        return cohort.member_of(device, profile, self._cover, self.manifest)
+        return cohort.member_of(device, profile, self.plan.cover, self.manifest, self.plan.local.batch)
 
     def task(
         self,
@@ -124,7 +130,7 @@ class RoundEngine:
         algorithm, when = self.algorithm, self.plan.when(number)
         known = last if algorithm.rules_keep or len(facts.sync.changed) > 1 else None  # one unit: nothing is kept
         return Exchange(
-            sync=encode_sync(algorithm.sync),
+            sync=algorithm.sync,
             sent=algorithm.sync.sent(when, facts.sync),
             changed=facts.sync.changed,
             window_from=self.plan.window_from(number),
@@ -184,16 +190,16 @@ class RoundEngine:
         """
         rates = RoundFacts(self.plan.local.schedule.at(sums.number))
         yield from server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
-        known = self.plan.combining.devices or devices
+        known = self.plan.serve.devices or devices
         for track, rule in self.algorithm.track_rules:
             yield from track_step(rule, track.name, sums.totals[track.name], self.space, before, known)
 
     def _moves(self, sums: RoundSums, bodies: Sequence[tuple[CheckedTrack, StoredBody]]) -> Iterator[Move]:
-        combining = self.plan.combining
-        if combining.combine == "mean":
+        serve = self.plan.serve
+        if serve.combine == "mean":
             return mean_moves(sums.totals[MODEL], self.space)
         due = [(within(track, sums.due), body) for track, body in bodies]
-        return robust_moves(due, combining.combine, combining.trim)
+        return robust_moves(due, serve.combine, serve.trim)
 
     def next_facts(self, sums: RoundSums) -> Facts:
         """The facts after a round."""

@@ -2,6 +2,7 @@
 
     EmbraceError            500, exit 1   something went wrong that this project can name
     ├── InputError          400, exit 2   the caller asked for something that cannot be done as asked
+    │   ├── FieldError      400, exit 2   ... because of one value; says where it stands
     │   ├── BundleError     400, exit 2   ... because the bundle cannot be read or contradicts itself
     │   └── DataError       400, exit 2   ... because the local data does not fit the model
     │       ├── EmptyData                 ... there is none
@@ -20,8 +21,10 @@ what was found and what was expected, and names the file, layer or node.
 from __future__ import annotations
 
 import errno
+import re
 from typing import ClassVar
 
+FieldPath = tuple[str | int, ...]  # keys of tables and places in lists, from the outside in
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of an OSError
 
 
@@ -37,6 +40,50 @@ class InputError(EmbraceError):
 
     status = 400
     exit_code = 2
+
+
+class FieldError(InputError):
+    """A value that is wrong: `path` leads to it, `line` is its line in a file, if it came from one.
+
+    A value object names its own field; whatever decodes the table around it adds the keys in front.
+
+    >>> print(FieldError("trim", "expected a share in [0, 0.5), got 0.7").below("serve"))
+    serve.trim: expected a share in [0, 0.5), got 0.7
+    """
+
+    def __init__(self, path: str | FieldPath, message: str, line: int | None = None) -> None:
+        self.path: FieldPath = (path,) if isinstance(path, str) else path
+        self.message = message
+        self.line = line
+        place = [f"line {line}"] * (line is not None) + [dotted(self.path)] * bool(self.path)
+        super().__init__(": ".join([*place, message]))
+
+    def below(self, *keys: str | int) -> FieldError:
+        """Return the same error, seen from further outside."""
+        return FieldError((*keys, *self.path), self.message, self.line)
+
+    def on_line(self, line: int | None) -> FieldError:
+        """Return the same error with a line."""
+        return FieldError(self.path, self.message, line)
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[FieldPath, str, int | None]]:
+        """Rebuild from all arguments: worker processes send exceptions back pickled."""
+        return FieldError, (self.path, self.message, self.line)
+
+
+def dotted(path: FieldPath) -> str:
+    """Write a path as TOML does, with places in lists.
+
+    >>> dotted(("local", "rules", 0, "mu")), dotted(("tiers", "very weak"))
+    ('local.rules[0].mu', "tiers.'very weak'")
+    """
+    text = ""
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            text += f".{key[:80]}" if re.fullmatch(r"[\w-]+", key) else f".{key[:80]!r}"
+    return text.removeprefix(".")
 
 
 class BundleError(InputError):

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from federation.axes.sync import Sync, WholeModel
-from federation.axes.sync.names import decode_sync, encode_sync
+from federation.axes.sync import SYNC, Sync, WholeModel
 from federation.coverage import Coverage
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.identity import is_plain
 from federation.layout import MODEL
 from federation.manifest import Manifest
@@ -35,7 +34,7 @@ class Inherit:
 class Exchange:
     """The server's half of the agreement; the default is FedAvg: everything is replaced, everything is sent."""
 
-    sync: dict[str, Any] = field(default_factory=lambda: encode_sync(WholeModel()))
+    sync: Annotated[Sync, SYNC] = field(default_factory=WholeModel)
     sent: tuple[int, ...] = (0,)  # units
     changed: tuple[int, ...] = (0,)  # version in which each unit got its present value
     window_from: int = 0  # round since which the cohort is the same
@@ -48,16 +47,11 @@ class Exchange:
     def __post_init__(self) -> None:
         units = range(len(self.changed))
         if not self.changed or not set(self.sent) <= set(units) or len(set(self.sent)) != len(self.sent):
-            raise InputError(f"exchange: expected units among {len(self.changed)}, each once, got {self.sent}")
+            raise FieldError("sent", f"expected units among {len(self.changed)}, each once, got {self.sent}")
         if len(set(self.tracks)) != len(self.tracks) or MODEL in self.tracks or not all(map(is_plain, self.tracks)):
-            raise InputError(
-                f"exchange: expected tracks with plain names beside the model, each once, got {self.tracks}"
+            raise FieldError(
+                "tracks", f"expected tracks with plain names beside the model, each once, got {self.tracks}"
             )
-        decode_sync(self.sync)
-
-    @property
-    def rule(self) -> Sync:
-        return decode_sync(self.sync)
 
     @property
     def replaced(self) -> tuple[int, ...]:

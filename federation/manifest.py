@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from federation.decode import ABSENT, decode
-from federation.errors import BundleError, InputError
+from federation.errors import BundleError, FieldError, InputError
 from federation.narrow import Shapes, narrow_space
 from federation.space import Kind, Parameter, ParameterSpace
 
@@ -250,4 +250,7 @@ def loads(text: str) -> Manifest:
     version = data.get("version") if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(f"manifest version {version!r} is not supported; this program reads version {FORMAT_VERSION}")
-    return decode(Manifest, data, "manifest", BundleError)
+    try:
+        return decode(Manifest, data, "manifest")
+    except FieldError as error:
+        raise BundleError(str(error)) from None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from federation.axes.local import LocalRule, decode_rules, encode_rules
-from federation.axes.local.chain import check_rules
+from federation.axes.local import LOCAL, LocalRule, check_rules
 from federation.axes.local.rule import check_constant
-from federation.decode import decode
-from federation.errors import InputError
+from federation.decode import decode, encode
+from federation.errors import FieldError, InputError
 from federation.exchange import Exchange
 from federation.identity import is_plain
 
@@ -26,7 +25,7 @@ class Task:
     steps: int
     batch: int
     rate: float
-    rules: tuple[LocalRule, ...] = ()
+    rules: tuple[Annotated[LocalRule, LOCAL], ...] = ()
     seed: int = 0  # with the round: order of samples, dropout, augmentation
     round: int = 0
     refresh_every: int = 1  # rounds for which stored activations are used; 1: they are always fresh
@@ -46,33 +45,28 @@ class Task:
             ("epochs", self.epochs, 1, MOST_STEPS),
         ):
             if value is not None and not least <= value <= most:
-                raise InputError(f"task: {name} must be from {least} to {most}, got {value}")
+                raise FieldError(name, f"expected a number from {least} to {most}, got {value}")
         if self.activations not in ("float32", "float16"):
-            raise InputError(f"task: activations must be 'float32' or 'float16', got {self.activations!r}")
-        check_constant("task: rate", self.rate)
+            raise FieldError("activations", f"expected 'float32' or 'float16', got {self.activations!r}")
+        check_constant("rate", self.rate)
         check_rules(self.rules)
 
     def for_samples(self, samples: int) -> Task:
-        """The task of a device with so many samples: passes over them become steps, of full batches only."""
+        """Return the task of a device with so many samples: passes over them become steps, of full batches only."""
         if self.epochs is None:
             return self
         return replace(self, steps=self.epochs * max(1, samples // self.batch), epochs=None)
 
 
 def encode_task(task: Task) -> dict[str, Any]:
-    """For JSON."""
-    inherit = task.exchange.inherit
-    exchange = {**vars(task.exchange), "inherit": None if inherit is None else vars(inherit)}
-    return {**vars(task), "rules": encode_rules(task.rules), "exchange": exchange}
+    """Turn a task into JSON."""
+    found: dict[str, Any] = encode(task)
+    return found
 
 
 def decode_task(data: Any) -> Task:
-    """What `encode_task` made; InputError names what is wrong."""
-    if not isinstance(data, dict):
-        raise InputError(f"task: expected an object, got {type(data).__name__}")
-    rules = tuple(decode_rules(data.get("rules", [])))
-    plain = decode(Task, {**data, "rules": []}, "task", defaults=True)
-    return replace(plain, rules=rules)
+    """Read what `encode_task` made; a FieldError names what is wrong."""
+    return decode(Task, data, "task", defaults=True)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RoundSums:
 
         A robust rule sums nothing: it reads all bodies when the round closes.
         """
-        if self.plan.combining.combine != "mean":
+        if self.plan.serve.combine != "mean":
             return
         for name, track in checked.tracks.items():
             times = 1 if name in self._once else count
@@ -93,7 +93,7 @@ class RoundSums:
 
     def _shortening(self, norm: float) -> np.float32 | None:
         """The factor for an update that is too long."""
-        most = self.plan.combining.clip_norm
+        most = self.plan.serve.clip_norm
         return np.float32(most / norm) if most is not None and norm > most else None
 
     def _shortened(

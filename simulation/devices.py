@@ -22,7 +22,7 @@ from edge_runtime.trainer import Outcome, Received
 from federation.algorithm import Facts
 from federation.cohort import Seat
 from federation.coverage import coverage
-from federation.decode import decode
+from federation.decode import Resolve, decode, encode
 from federation.device_task import Part
 from federation.engine import RoundEngine
 from federation.errors import NonFiniteLoss
@@ -30,7 +30,7 @@ from federation.exchange import Inherit, trained_region
 from federation.job import Plan
 from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
-from federation.messages import Task, decode_task, encode_task
+from federation.messages import Task
 from federation.region import Region, of_layers
 from federation.round_sums import RoundSums
 from federation.rounds import encode_seat
@@ -74,12 +74,18 @@ class Share:
                 place = {"id": seat.id, "seat": encode_seat(seat.seat)}
                 seats.append({**place, "task": [len(tasks) - 1, seat.task.seed]})
             groups.append(seats)
-        return {**vars(self), "facts": asdict(self.facts), "tasks": list(map(encode_task, tasks)), "groups": groups}
+        told = {
+            "facts": asdict(self.facts),
+            "tasks": [encode(task, own_rules=True) for task in tasks],
+            "groups": groups,
+        }
+        return {**vars(self), **told}
 
     @classmethod
-    def decode(cls, data: dict[str, Any]) -> Share:
+    def decode(cls, data: dict[str, Any], resolve: Resolve | None = None) -> Share:
+        """Read what `encode` made; `resolve` finds rules of the user's own."""
         rest = {**data, "facts": decode(Facts, data["facts"], "facts")}
-        tasks = list(map(decode_task, rest.pop("tasks")))
+        tasks = [decode(Task, told, "task", defaults=True, resolve=resolve) for told in rest.pop("tasks")]
 
         def seat(told: dict[str, Any]) -> SeatTask:
             number, seed = told["task"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.data import from_arrays
+from edge_runtime.user_module import load_class
 from federation.axes.cover import DeviceProfile
 from federation.decode import decode
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.identity import device_id
 from federation.job import Plan, parse_plan
 from federation.manifest import Manifest
@@ -56,13 +57,13 @@ class FleetTable:
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices <= 1_000_000:
-            raise InputError(f"simulate.devices: expected a number from 1 to 1000000, got {self.devices}")
+            raise FieldError("devices", f"expected a number from 1 to 1000000, got {self.devices}")
         for name, value in (("samples", self.samples), ("test_samples", self.test_samples)):
             if value is not None and value < 1:
-                raise InputError(f"simulate.{name}: expected at least 1, got {value}")
+                raise FieldError(name, f"expected at least 1, got {value}")
         if self.tiers and (min(self.tiers.values()) < 0 or sum(self.tiers.values()) != self.devices):
             total = sum(self.tiers.values())
-            raise InputError(f"simulate.tiers: expected numbers that add up to {self.devices} devices, got {total}")
+            raise FieldError("tiers", f"expected numbers that add up to {self.devices} devices, got {total}")
 
 
 def fleet_table(plan: Plan, given: Mapping[str, Any]) -> FleetTable:
@@ -148,14 +149,14 @@ class SimulatedFleet:
 
 
 def read_job(file: Path, *, num_rounds: int | None = None, seed: int | None = None) -> tuple[Plan, Path]:
-    """Read a job file; return its plan and the bundle it names, which is looked for beside it."""
+    """Read a job file; return its plan and the bundle it names. Bundle and own rules are looked for beside it."""
     try:
         text = file.read_text("utf-8")
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
-    plan = parse_plan(text)
+    plan = parse_plan(text, partial(load_class, folder=file.parent))
     rounds = plan.num_rounds if num_rounds is None else num_rounds
     plan = replace(plan, num_rounds=rounds, seed=plan.seed if seed is None else seed)
     return plan, file.parent / plan.bundle
@@ -212,7 +213,7 @@ def _checked(data: SamplesXY, name: str) -> tuple[NDArray[Any], Numbers]:
 def _scaled(tiers: Any, devices: int) -> dict[str, int]:
     """Scale tiers to another number of devices; what rounding leaves over goes to the first."""
     if not isinstance(tiers, Mapping) or not tiers:
-        raise InputError("simulate.tiers: expected a table of numbers")
+        raise FieldError(("simulate", "tiers"), "expected a table of numbers")
     total = sum(tiers.values())
     shares = {tier: count * devices // total for tier, count in tiers.items()}
     first = next(iter(shares))

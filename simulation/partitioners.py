@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.decode import decode
-from federation.errors import DataError, InputError
+from federation.errors import DataError, FieldError, InputError
 
 Numbers = NDArray[np.int64]  # of samples, labels or groups
 
@@ -230,7 +230,10 @@ def make_partitioner(name: str, constants: Mapping[str, Any] = MappingProxyType(
     if unknown := sorted(set(constants) - set(constants_of(name))):
         takes = ", ".join(constants_of(name)) or "no constants"
         raise InputError(f"the partitioner {name!r} takes {takes}, got {', '.join(unknown)}")
-    return decode(kind, dict(constants), f"partitioner {name!r}", defaults=True)
+    try:
+        return decode(kind, dict(constants), defaults=True)
+    except FieldError as error:
+        raise InputError(f"partitioner {name!r}: {error}") from None
 
 
 def constants_of(name: str) -> list[str]:

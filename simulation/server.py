@@ -60,7 +60,7 @@ class SimulatedServer:
     """Draws cohorts and closes rounds: every device is there, and none is late."""
 
     def __init__(self, plan: Plan, manifest: Manifest, profiles: dict[str, DeviceProfile], weights: Vector) -> None:
-        if plan.combining.combine != "mean":
+        if plan.serve.combine != "mean":
             raise InputError("serve.combine: a simulation sums updates as they come; expected 'mean'")
         self.engine = RoundEngine(plan, manifest)
         self.profiles = profiles

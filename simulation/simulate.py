@@ -24,8 +24,8 @@ from edge_runtime.state_file import load_state, save_state
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.decode import decode
-from federation.errors import EmbraceError, InputError
-from federation.job import Plan, plan_from, plan_to
+from federation.errors import InputError
+from federation.job import Plan, plan_to
 from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.metrics import Score
@@ -34,6 +34,7 @@ from simulation.assignment import Assigner
 from simulation.datasets import Dataset
 from simulation.devices import Share
 from simulation.fleet import SamplesXY, SimulatedFleet, open_fleet
+from simulation.own_rules import can_travel, own_rules
 from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
 from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
 from simulation.server import ServerState, SimulatedServer
@@ -112,15 +113,6 @@ def choose_engine(manifest: Manifest) -> str:
     return "torch" if rebuilds and find_spec("torch") else "portable"
 
 
-def can_travel(plan: Plan) -> bool:
-    """Say whether a worker process arrives at the same plan from its JSON."""
-    told = json.dumps(plan_to(plan), default=str)
-    try:
-        return json.dumps(plan_to(plan_from(json.loads(told)))) == told
-    except EmbraceError:
-        return False
-
-
 def available_processors() -> int:
     """Count the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -180,7 +172,8 @@ class Simulation:
         ends = np.cumsum([0, *(len(device.numbers) for device in self.fleet.devices)])
         settings = {
             "bundle": str(self.fleet.bundle),
-            "plan": plan_to(self.plan) if can_travel(self.plan) else self.plan,
+            "plan": plan_to(self.plan, own_rules=True),
+            "rules": own_rules(self.plan),
             "folder": str(self.folder),
             "engine": self.options.engine,
             "vectors": list(vectors),
@@ -267,7 +260,7 @@ class Simulation:
         """Write what the run is, or see that the folder has the same one."""
         about: dict[str, Any] = {
             "name": self.plan.name or self.plan.algorithm or self.manifest.name,
-            "job": {**plan_to(self.plan), "simulate": asdict(self.fleet.table)},
+            "job": {**plan_to(self.plan, own_rules=True), "simulate": asdict(self.fleet.table)},
             "engine": self.options.engine,
             "machine": describe_device(),
         }

@@ -1,6 +1,6 @@
 """Do the work of one process of a simulation: train its share of a round's devices, or score some test samples.
 
-settings    {"bundle", "plan", "folder", "engine", "vectors": names, "devices": [[id, first, end], ...]}
+settings    {"bundle", "plan", "rules", "folder", "engine", "vectors": names, "devices": [[id, first, end], ...]}
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
 job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
 slot        sums [tracks, P]
@@ -31,13 +31,14 @@ from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
 from federation.errors import NonFiniteLoss
-from federation.job import Plan, plan_from
+from federation.job import plan_from
 from federation.layout import MODEL
 from federation.manifest import Boundary, Manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
 from simulation.devices import Devices, Share
+from simulation.own_rules import resolver
 from simulation.pool import Arrays, Json, Work
 from simulation.shared_samples import SharedSamples
 
@@ -95,8 +96,8 @@ class FleetWorker:
         self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
         self._places = {device: (first, end) for device, first, end in settings["devices"]}
         self._engine: FleetEngine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
-        plan = settings["plan"]
-        self._plan = plan if isinstance(plan, Plan) else plan_from(plan)
+        self._resolve = resolver(settings["rules"])
+        self._plan = plan_from(settings["plan"], self._resolve)
         self._devices = Devices(self._plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
         self._calibrated: tuple[int, Vector] | None = None  # with the version it was computed from
 
@@ -105,7 +106,7 @@ class FleetWorker:
         with self._engine.one_thread():
             if "score" in job:
                 return {"score": asdict(self._score(job["score"], job["version"]))}
-            done = self._devices.run(Share.decode(job["work"]))
+            done = self._devices.run(Share.decode(job["work"], self._resolve))
         totals = {}
         for row, (name, total) in enumerate(done.sums.totals.items()):
             totals[name], slot["sums"][row] = total.dump()

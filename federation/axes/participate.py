@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 
 OnMissingQuorum = Literal["wait", "fail"]
 
@@ -57,35 +57,34 @@ class Participation:
     def __post_init__(self) -> None:
         self._check_numbers()
         if self.count is not None and self.fraction_train != 1:
-            raise InputError("participation: expected either count or fraction_train, got both")
+            raise FieldError("count", "expected either count or fraction_train, got both")
         if self.count is not None and _is_integer(self.quorum) and self.quorum > self.count:
-            raise InputError(f"participation.quorum: expected at most the count of {self.count}, got {self.quorum}")
+            raise FieldError("quorum", f"expected at most the count of {self.count}, got {self.quorum}")
         if self.replacement and self.over_select:
-            raise InputError(
-                "participation.over_select: expected 0 with replacement, where one update may count several times and "
-                f"so the first that are wanted cannot be told; got {self.over_select}"
+            raise FieldError(
+                "over_select",
+                "expected 0 with replacement, where one update may count several times and "
+                f"so the first that are wanted cannot be told; got {self.over_select}",
             )
         if self.on_missing_quorum not in ("wait", "fail"):
-            raise InputError(f"participation.on_missing_quorum: expected wait or fail, got {self.on_missing_quorum!r}")
+            raise FieldError("on_missing_quorum", f"expected wait or fail, got {self.on_missing_quorum!r}")
         if self.on_missing_quorum == "fail" and self.deadline is None:
-            raise InputError("participation.on_missing_quorum: 'fail' needs a deadline, got none")
+            raise FieldError("on_missing_quorum", "'fail' needs a deadline, got none")
 
     def _check_numbers(self) -> None:
         for name, value in (("count", self.count), ("min_available", self.min_available), ("window", self.window)):
             if value is not None and (not _is_integer(value) or value < 1):
-                raise InputError(f"participation.{name}: expected an integer of at least 1, got {value!r}")
+                raise FieldError(name, f"expected an integer of at least 1, got {value!r}")
         if not 0 < self.fraction_train <= 1:
-            raise InputError(f"participation.fraction_train: expected a share in (0, 1], got {self.fraction_train!r}")
+            raise FieldError("fraction_train", f"expected a share in (0, 1], got {self.fraction_train!r}")
         if not 0 <= self.over_select < math.inf:
-            raise InputError(f"participation.over_select: expected a share of 0 or more, got {self.over_select!r}")
+            raise FieldError("over_select", f"expected a share of 0 or more, got {self.over_select!r}")
         if isinstance(self.quorum, bool) or not (
             self.quorum >= 1 if _is_integer(self.quorum) else 0 < self.quorum <= 1
         ):
-            raise InputError(
-                f"participation.quorum: expected a share in (0, 1] or an integer of at least 1, got {self.quorum!r}"
-            )
+            raise FieldError("quorum", f"expected a share in (0, 1] or an integer of at least 1, got {self.quorum!r}")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise InputError(f"participation.deadline: expected seconds above 0, got {self.deadline!r}")
+            raise FieldError("deadline", f"expected seconds above 0, got {self.deadline!r}")
 
     @property
     def needed(self) -> int:

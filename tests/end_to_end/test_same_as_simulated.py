@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federation.algorithms import PRESETS
+from federation.algorithms import PUBLISHED
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, job_text, read_weights, simulate
 
@@ -22,7 +22,7 @@ def check_both(text: str, write_job: WriteJob, fleet: Fleet, folder: Path) -> No
     assert not different.size, f"{different.size} of {found.size} elements differ, the first at {different[0]}"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_every_algorithm(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
     local = {} if name == "partial_averaging" else {"steps": 3}
     check_both(job_text(name, rounds=5, **local), write_job, fleet, tmp_path)

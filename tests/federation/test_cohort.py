@@ -47,7 +47,7 @@ def make(
     seed: int = 5,
     profiles: dict[str, DeviceProfile] = PROFILES,
 ) -> Cohort:
-    return assign(seed, number, devices, profiles, rule, OutputSide(), MODEL, previous)
+    return assign(seed, number, devices, profiles, rule, OutputSide(), MODEL, None, previous)
 
 
 def devices_of(cohort: Cohort) -> list[str]:
@@ -81,7 +81,7 @@ def test_devices_that_can_train_nothing_are_left_out_and_named() -> None:
     assert [device for device, _ in cohort.unfit] == ["b", "c"]
     assert "fits 1 bytes" in cohort.unfit[0][1]
     assert "no boundary or tier named 'tail'" in cohort.unfit[1][1]
-    whole = assign(0, 0, ["a", "b"], {"a": STRONG, "b": WEAK}, Participation(), Everything(), MODEL)
+    whole = assign(0, 0, ["a", "b"], {"a": STRONG, "b": WEAK}, Participation(), Everything(), MODEL, None)
     assert devices_of(whole) == ["a"]
 
 
@@ -243,7 +243,7 @@ def test_nobody_gets_a_second_seat() -> None:
 
 
 def test_a_member_of_its_own() -> None:
-    assert member_of("a", WEAK, OutputSide(), MODEL) == Member("a", "head", 1)
+    assert member_of("a", WEAK, OutputSide(), MODEL, None) == Member("a", "head", 1)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_nothing_known_is_everything() -> None:
 
 def test_a_larger_batch_leaves_fewer_layers() -> None:
     profile = DeviceProfile(memory=needs(STRONG), engines=BOTH)
-    assert OutputSide(batch=20).choose(MODEL, profile) == MODEL.boundary("head")
+    assert OutputSide().choose(MODEL, profile, 20) == MODEL.boundary("head")
 
 
 def test_what_the_device_measured_counts_more_than_its_tier_and_this_more_than_its_memory() -> None:
@@ -94,12 +94,12 @@ def test_everything_is_not_for_those_who_cannot(profile: DeviceProfile) -> None:
 
 @given(st.integers(1, 10**6), st.integers(0, 10**5), st.integers(1, 64))
 def test_more_memory_never_trains_less(memory: int, more: int, batch: int) -> None:
-    rule: Cover = OutputSide(batch)
+    rule: Cover = OutputSide()
     try:
-        less = rule.choose(MODEL, DeviceProfile(memory=memory, engines=BOTH))
+        less = rule.choose(MODEL, DeviceProfile(memory=memory, engines=BOTH), batch)
     except OutOfMemory:
         return
-    chosen = rule.choose(MODEL, DeviceProfile(memory=memory + more, engines=BOTH))
+    chosen = rule.choose(MODEL, DeviceProfile(memory=memory + more, engines=BOTH), batch)
     assert chosen.layer <= less.layer
     assert needs(chosen, batch) <= memory + more
 
@@ -172,17 +172,11 @@ def test_the_fixed_stay_whatever_is_missing(fleet: dict[str, str], data: Any) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory": 0}, "profile.memory: expected bytes above 0, got 0"),
-        ({"threads": 0}, "profile.threads: expected at least 1, got 0"),
-        ({"engines": ()}, "profile.engines: expected at least one, got none"),
+        ({"memory": 0}, "^memory: expected bytes above 0, got 0"),
+        ({"threads": 0}, "^threads: expected at least 1, got 0"),
+        ({"engines": ()}, "^engines: expected at least one, got none"),
     ],
 )
 def test_profiles_that_make_no_sense(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         DeviceProfile(**change)
-
-
-@pytest.mark.parametrize("rule", [OutputSide, Everything])
-def test_no_batch_of_nothing(rule: Any) -> None:
-    with pytest.raises(InputError, match="batch: expected at least 1, got 0"):
-        rule(0)

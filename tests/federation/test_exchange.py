@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.axes.sync import Rotating
-from federation.axes.sync.names import encode_sync
 from federation.coverage import coverage
 from federation.errors import InputError
 from federation.exchange import Exchange, Inherit, graph_region, trained_region
@@ -19,7 +18,7 @@ from federation.messages import Task, decode_task, encode_task
 from tests.federation.narrow_model import MODEL
 from tests.federation.regions import vector_of
 
-ROTATING = encode_sync(Rotating(3))
+ROTATING = Rotating(3)
 
 
 def test_the_default_is_fedavg() -> None:
@@ -48,20 +47,32 @@ def test_a_device_that_was_away_replaces_everything_that_changed_meanwhile() -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sent": (3,)}, "expected units among 3, each once"),
-        ({"sent": (-1,)}, "expected units among 3, each once"),
-        ({"sent": (1, 1)}, "expected units among 3, each once"),
-        ({"changed": ()}, "expected units among 0"),
-        ({"tracks": ("control", "control")}, "expected tracks with plain names beside the model, each once"),
-        ({"tracks": ("control", "model")}, "expected tracks with plain names beside the model, each once"),
-        ({"tracks": ("a/b",)}, "expected tracks with plain names beside the model, each once"),
-        ({"sync": {"rule": "magic"}}, "sync.rule: expected"),
-        ({"sync": {"rule": "rotating", "parts": 0}}, "sync.parts"),
+        ({"sent": (3,)}, "^sent: expected units among 3, each once"),
+        ({"sent": (-1,)}, "^sent: expected units among 3, each once"),
+        ({"sent": (1, 1)}, "^sent: expected units among 3, each once"),
+        ({"changed": ()}, "^sent: expected units among 0"),
+        ({"tracks": ("control", "control")}, "^tracks: expected tracks with plain names beside the model, each once"),
+        ({"tracks": ("control", "model")}, "^tracks: expected tracks with plain names beside the model, each once"),
+        ({"tracks": ("a/b",)}, "^tracks: expected tracks with plain names beside the model, each once"),
     ],
 )
 def test_an_exchange_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Exchange(**{"sync": ROTATING, "sent": (0,), "changed": (0, 0, 0), **change})
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ({"rule": "magic"}, r"^task\.exchange\.sync\.rule: expected all, rotating"),
+        ({"rule": "rotating", "parts": 0}, r"^task\.exchange\.sync\.parts: expected a number"),
+        ({"rule": "mine.py:Mine"}, r"^task\.exchange\.sync\.rule: .* a coordinator and its devices run no code"),
+    ],
+)
+def test_an_exchange_that_comes_with_another_rule_is_refused(sync: dict[str, Any], message: str) -> None:
+    told = encode_task(Task("stem", 1, 8, 0.1))
+    with pytest.raises(InputError, match=message):
+        decode_task({**told, "exchange": {**told["exchange"], "sync": sync}})
 
 
 def test_an_exchange_survives_the_way_to_the_device_and_an_old_task_has_the_default() -> None:

@@ -21,9 +21,9 @@ from federation.axes.local import (
     ServerMomentum,
     Start,
     WeightDecay,
-    encode_rules,
 )
 from federation.errors import InputError
+from federation.messages import Task, encode_task
 from federation.space import Vector
 from tests.federation.local_steps import GRADIENTS, RATE, STEPS, N, draw, plain, work
 
@@ -297,5 +297,5 @@ class _Doubling(Plain):
 
 def test_a_foreign_rule_can_take_part_but_has_no_name() -> None:
     np.testing.assert_array_equal(work([Doubling()]).x, plain(2 * GRADIENTS))
-    with pytest.raises(InputError, match="Doubling has no name and cannot be sent; rules are control_variate, mom"):
-        encode_rules([Doubling()])
+    with pytest.raises(InputError, match=r"Doubling is a rule of your own: .*; expected one of control_variate, mom"):
+        encode_task(Task("stem", 1, 8, 0.1, (Doubling(),)))

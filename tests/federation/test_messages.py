@@ -31,14 +31,14 @@ def test_a_task_that_makes_sense(change):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("steps", 0, "must be from 1 to 10000000, got 0"),
-        ("steps", MOST_STEPS + 1, "must be from 1 to 10000000, got 10000001"),
-        ("batch", 0, "must be from 1 to 65536, got 0"),
-        ("batch", MOST_SAMPLES_PER_STEP + 1, "must be from 1 to 65536, got 65537"),
-        ("round", -1, "must be from 0 to 10000000, got -1"),
-        ("refresh_every", 0, "must be from 1 to 10000000, got 0"),
-        ("crop", -1, "must be from 0 to 65536, got -1"),
-        ("activations", "int8", "must be 'float32' or 'float16', got 'int8'"),
+        ("steps", 0, "expected a number from 1 to 10000000, got 0"),
+        ("steps", MOST_STEPS + 1, "expected a number from 1 to 10000000, got 10000001"),
+        ("batch", 0, "expected a number from 1 to 65536, got 0"),
+        ("batch", MOST_SAMPLES_PER_STEP + 1, "expected a number from 1 to 65536, got 65537"),
+        ("round", -1, "expected a number from 0 to 10000000, got -1"),
+        ("refresh_every", 0, "expected a number from 1 to 10000000, got 0"),
+        ("crop", -1, "expected a number from 0 to 65536, got -1"),
+        ("activations", "int8", "expected 'float32' or 'float16', got 'int8'"),
         ("rate", -0.1, "expected a number in [0, 3.4e+38), got -0.1"),
         ("rate", float("nan"), "expected a number in [0, 3.4e+38), got nan"),
         ("rate", float("inf"), "expected a number in [0, 3.4e+38), got inf"),
@@ -48,7 +48,7 @@ def test_a_value_out_of_range_is_refused_by_the_name_of_its_field(field, value, 
     with pytest.raises(InputError) as caught:
         Task(**{**GOOD, field: value})
     text = str(caught.value)
-    assert text.startswith(f"task: {field}") and text.endswith(message)
+    assert text.startswith(f"{field}: ") and text.endswith(message)
 
 
 def test_rules_that_contradict_each_other_are_refused():

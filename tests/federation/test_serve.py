@@ -14,8 +14,9 @@ from federation.accumulate import Accumulator
 from federation.algorithm import Algorithm
 from federation.axes.local import ControlVariate, Momentum
 from federation.axes.serve import Adagrad, Adam, Average, RoundFacts, ServerHeavyBall, ServeRule, Yogi
-from federation.axes.serve.names import decode_serve, encode_serve
+from federation.decode import decode, encode
 from federation.errors import InputError
+from federation.job import Serve
 from federation.layout import MODEL
 from federation.region import Region, box, of_layers, whole
 from federation.server_step import Change, mean_moves, server_step, spread, track_step
@@ -203,23 +204,26 @@ def test_the_spread_is_the_mean_squared_distance_from_the_mean(seed: int, device
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_rules_survive_the_way_through_a_table(rule: ServeRule) -> None:
-    assert decode_serve(encode_serve(rule)) == rule
+    assert decode(Serve, encode(Serve(rule))) == Serve(rule)
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"rule": "sgd"}, "serve.rule: expected average, momentum, adam, yogi, adagrad, got 'sgd'"),
-        ({"rate": 0}, r"serve.rate: expected a number in \(0, 1000\], got 0"),
-        ({"rate": float("nan")}, "serve.rate: expected a number"),
-        ({"rule": "momentum", "factor": 1}, r"serve.factor: expected a number in \[0, 1\), got 1"),
-        ({"rule": "adam", "beta1": 1}, "expected beta1 in"),
-        ({"rule": "yogi", "beta2": 1.5}, "expected beta1 in"),
-        ({"rule": "adagrad", "tau": 0}, "expected tau above 0"),
-        ({"rule": "adam", "initial": -1}, "expected tau above 0 and initial from 0"),
-        ({"rule": "average", "factor": 0.9}, "serve.factor: not a constant of the rule 'average', which has only rate"),
+        ({"rule": "sgd"}, "^serve.rule: expected average, momentum, adam, yogi, adagrad, got 'sgd'"),
+        ({"rate": 0}, r"^serve.rate: expected a number in \(0, 1000\], got 0"),
+        ({"rate": float("nan")}, "^serve.rate: expected a number"),
+        ({"rule": "momentum", "factor": 1}, r"^serve.factor: expected a number in \[0, 1\), got 1"),
+        ({"rule": "adam", "beta1": 1}, r"^serve.beta1: expected a number in \[0, 1\), got 1"),
+        ({"rule": "yogi", "beta2": 1.5}, r"^serve.beta2: expected a number in \[0, 1\], got 1.5"),
+        ({"rule": "adagrad", "tau": 0}, r"^serve.tau: expected a number above 0 and below 10\^6, got 0"),
+        ({"rule": "adam", "initial": -1}, r"^serve.initial: expected a number in \[0, 10\^6\), got -1"),
+        (
+            {"rule": "average", "factor": 0.9},
+            "^serve.factor: not a constant of the rule 'average', which has only rate",
+        ),
     ],
 )
 def test_tables_that_are_no_rule(table: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        decode_serve(table)
+        decode(Serve, table, "serve", defaults=True)

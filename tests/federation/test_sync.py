@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from federation.axes.sync import FedLama, OnePart, Rotating, Sync, SyncFacts, When, WholeModel, after_round, first_facts
 from federation.axes.sync.fedlama import faster_intervals, longer_intervals
-from federation.axes.sync.names import decode_sync, encode_sync
 from federation.axes.sync.one_part import Which
+from federation.decode import decode, encode
 from federation.errors import InputError
-from federation.exchange import units_region
+from federation.exchange import Exchange, units_region
 from federation.space import Parameter, ParameterSpace
 from tests.federation.regions import spaces, vector_of
 from tests.oracles import fedlama
@@ -77,7 +77,7 @@ def test_even_groups_by_hand() -> None:
 @pytest.mark.parametrize("by", ["layer", "channel"])
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_in_every_period_each_unit_is_due_once(parts: int, by: str) -> None:
-    rule, space = decode_sync({"rule": "rotating", "parts": parts, "by": by}), space_of(3, 4, 5, 6, 7)
+    rule, space = Rotating(parts, by), space_of(3, 4, 5, 6, 7)
     facts = first_facts(rule, space)
     due = [rule.due(When(number), facts) for number in range(4 * parts)]
     for period in range(4):
@@ -182,28 +182,29 @@ def test_what_nobody_trained_keeps_its_discrepancy() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_rules_survive_the_way_through_a_table(rule: Sync) -> None:
-    assert decode_sync(encode_sync(rule)) == rule
+    exchange = Exchange(sync=rule, sent=(0,), changed=(0,))
+    assert decode(Exchange, encode(exchange)) == exchange
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([], r"sync: expected a table, got '\[\]'"),
-        ({"rule": "some"}, "sync.rule: expected all, rotating, fedlama, one_part, got 'some'"),
-        ({"rule": ["all"]}, "sync.rule: expected all, rotating, fedlama"),
-        ({"rule": "all", "parts": 2}, "sync.parts: not a constant of the rule 'all', which has none"),
-        ({"rule": "rotating", "parts": 0}, "sync.parts: expected a number from 1 to 10000, got 0"),
-        ({"rule": "rotating", "parts": 2.5}, "sync.parts: expected int"),
-        ({"rule": "rotating", "by": "row"}, "sync.by: expected 'layer' or 'channel', got 'row'"),
-        ({"rule": "rotating", "redistribute": "all"}, "sync.redistribute: expected 'local' or 'averaged'"),
-        ({"rule": "fedlama", "factor": 0}, "sync.factor: expected a number from 1 to 1000, got 0"),
-        ({"rule": "one_part", "part": "third"}, "sync.part: expected 'first_half' or .*, got 'third'"),
-        ({"rule": "fedlama", "accelerate": 1}, "sync.accelerate: expected bool"),
+        ([], r"^sync: expected a table, got '\[\]'"),
+        ({"rule": "some"}, "^sync.rule: expected all, rotating, fedlama, one_part, got 'some'"),
+        ({"rule": ["all"]}, "^sync.rule: expected all, rotating, fedlama"),
+        ({"rule": "all", "parts": 2}, "^sync.parts: not a constant of the rule 'all', which has none"),
+        ({"rule": "rotating", "parts": 0}, "^sync.parts: expected a number from 1 to 10000, got 0"),
+        ({"rule": "rotating", "parts": 2.5}, "^sync.parts: expected int"),
+        ({"rule": "rotating", "by": "row"}, "^sync.by: expected 'layer' or 'channel', got 'row'"),
+        ({"rule": "rotating", "redistribute": "all"}, "^sync.redistribute: expected 'local' or 'averaged'"),
+        ({"rule": "fedlama", "factor": 0}, "^sync.factor: expected a number from 1 to 1000, got 0"),
+        ({"rule": "one_part", "part": "third"}, "^sync.part: expected 'first_half' or .*, got 'third'"),
+        ({"rule": "fedlama", "accelerate": 1}, "^sync.accelerate: expected true or false"),
     ],
 )
 def test_tables_that_are_no_rule(table: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        decode_sync(table)
+        decode(Exchange, {"sync": table}, defaults=True)
 
 
 def test_units_that_share_a_layer_cannot_be_sent_together() -> None:

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from federation.axes.cover import DeviceProfile, Everything, OutputSide, ensure_coverage, uncovered_layers
-from federation.axes.input_side import InputSide
+from federation.axes.cover import (
+    DeviceProfile,
+    Everything,
+    InputSide,
+    OrderedDropout,
+    OutputSide,
+    Width,
+    ensure_coverage,
+    uncovered_layers,
+)
 from federation.axes.participate import Slot
-from federation.axes.width import OrderedDropout, Width
 from federation.capacity import predicted_memory
 from federation.coverage import coverage, width_of
 from federation.errors import BundleError, InputError, OutOfMemory
@@ -87,7 +94,7 @@ def test_devices_that_cannot(profile: DeviceProfile, error: type[Exception], mes
 def test_a_width_that_was_not_exported() -> None:
     with pytest.raises(InputError, match=r"tier 'weak' trains the width 0\.2, and 'x' has 1, 0\.5, 0\.25; export it"):
         Width().cover(MODEL, DeviceProfile(tier="weak"))
-    with pytest.raises(InputError, match=r"tier 'weak' has no width: expected one in width\.tiers"):
+    with pytest.raises(InputError, match=r"tier 'weak' has no width: expected one in cover\.tiers"):
         Width(tiers={}).cover(MODEL, DeviceProfile(tier="weak"))
 
 
@@ -96,15 +103,15 @@ def test_engines_decide_what_there_is() -> None:
     assert ORDERED.cover(MODEL, profile) == "stem|stem@0.5"
 
 
-@pytest.mark.parametrize("rule", [Width, OrderedDropout, InputSide])
-def test_no_batch_of_nothing(rule: Any) -> None:
-    with pytest.raises(InputError, match="batch: expected at least 1, got 0"):
-        rule(0)
+def test_a_larger_batch_leaves_fewer_channels_and_fewer_layers() -> None:
+    profile = DeviceProfile(memory=needs("stem"))
+    assert WIDTH.cover(MODEL, profile) == InputSide().cover(MODEL, profile) == "stem"
+    assert WIDTH.cover(MODEL, profile, 4) != "stem" != InputSide().cover(MODEL, profile, 4)
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, 1.5, float("nan")])
 def test_no_width_of_nothing(width: float) -> None:
-    with pytest.raises(InputError, match=r"width\.tiers\.weak: expected a share"):
+    with pytest.raises(InputError, match=r"^tiers\.weak: expected a share"):
         Width(tiers={"weak": width})
 
 
@@ -143,12 +150,12 @@ def test_the_whole_graph_is_needed_at_the_input_side() -> None:
 
 @given(st.integers(1, 10**5), st.integers(0, 10**4), st.integers(1, 64), st.sampled_from([Width, InputSide]))
 def test_more_memory_never_trains_less(memory: int, more: int, batch: int, kind: Any) -> None:
-    rule = kind(batch)
+    rule = kind()
     try:
-        less = coverage(MODEL, rule.cover(MODEL, DeviceProfile(memory=memory)))
+        less = coverage(MODEL, rule.cover(MODEL, DeviceProfile(memory=memory), batch))
     except OutOfMemory:
         return
-    chosen = coverage(MODEL, rule.cover(MODEL, DeviceProfile(memory=memory + more)))
+    chosen = coverage(MODEL, rule.cover(MODEL, DeviceProfile(memory=memory + more), batch))
     assert len(chosen.layers) >= len(less.layers)
     assert width_of(chosen.boundary) >= width_of(less.boundary)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from federation.algorithms import PRESETS
+from federation.algorithms import PUBLISHED
 from federation.axes.local import ControlVariate
 from federation.coverage import coverage
 from federation.errors import InputError
@@ -17,7 +17,7 @@ from tests.laws.combinations import FLEETS, ROUNDS, combinations, fleet_of, jobs
 from tests.laws.world import TIERS, Fleet, Round
 
 REFUSED = (
-    "rules: expected ServerMomentum to stand last",  # what came later would act on the server's part as well
+    "local.rules: expected ServerMomentum to stand last",  # what came later would act on the server's part as well
     "local.epochs: DOMO divides by the number of local steps",
     "serve.combine: 'median' looks at whole parameters of the model alone",
     "serve.combine: a simulation sums updates as they come",
@@ -28,7 +28,7 @@ REFUSED = (
 MIXED = {0: "strong", 1: "moderate", 2: "weak", 3: "strong"}
 
 
-def preset_job(name: str) -> dict[str, Any]:
+def published_job(name: str) -> dict[str, Any]:
     sync = {"sync": {"parts": 3}} if name == "partial_averaging" else {}
     steps = {} if name == "partial_averaging" else {"steps": 2}
     return {
@@ -81,14 +81,14 @@ def test_a_combination_is_refused_in_one_line_or_keeps_the_laws(job, tiers):
         assert "\n" not in str(error) and str(error).startswith(REFUSED), str(error)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_algorithm_keeps_the_laws(name):
-    check(preset_job(name), MIXED)
+    check(published_job(name), MIXED)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_device_that_lost_what_it_kept_goes_on_from_the_servers_value_and_says_so(name):
-    job = {**preset_job(name), "participate": {}}
+    job = {**published_job(name), "participate": {}}
     with fleet_of(job, MIXED) as fleet, fleet_of(job, MIXED) as whole:
         fleet.rounds(2)
         for path in (fleet.folder / "kept" / "3").glob("*"):
@@ -106,7 +106,7 @@ def test_a_device_that_lost_what_it_kept_goes_on_from_the_servers_value_and_says
 
 
 def test_a_device_without_its_own_model_starts_from_the_servers():
-    with fleet_of({**preset_job("partial_averaging"), "participate": {}}, {}) as fleet:
+    with fleet_of({**published_job("partial_averaging"), "participate": {}}, {}) as fleet:
         fleet.rounds(2)
         for path in (fleet.folder / "kept" / "3").glob("*"):
             path.unlink()
@@ -123,7 +123,7 @@ def test_a_device_without_its_own_model_starts_from_the_servers():
 
 def test_a_device_that_fails_counts_for_nothing():
     """Its round is as if it had not been drawn."""
-    job = {**preset_job("scaffold"), "participate": {}, "serve": {"devices": 4}}
+    job = {**published_job("scaffold"), "participate": {}, "serve": {"devices": 4}}
     with fleet_of(job, {}) as fleet:
         fleet.losing = {1}
         each = fleet.round()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from federation.algorithms import PRESETS
+from federation.algorithms import PUBLISHED
 from federation.layout import MODEL
 from tests.laws.world import TIERS, Fleet
 
@@ -83,5 +83,5 @@ def test_without_control_variates_the_first_round_is_fedavgs(tmp_path, name):
     assert mine[1].tobytes() != plain[1].tobytes()
 
 
-def test_every_preset_is_looked_at():
-    assert {*WITHOUT, *STRONG, *FIRST_ROUND, "fedavg", "fedadagrad"} == set(PRESETS)
+def test_every_published_algorithm_is_looked_at():
+    assert {*WITHOUT, *STRONG, *FIRST_ROUND, "fedavg", "fedadagrad"} == set(PUBLISHED)

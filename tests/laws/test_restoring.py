@@ -11,11 +11,11 @@ from hypothesis import given
 
 pytest.importorskip("torch")
 
-from federation.algorithms import PRESETS
+from federation.algorithms import PUBLISHED
 from federation.errors import InputError
 from simulation.simulate import Simulation
 from tests.laws.combinations import FLEETS, combinations, fleet_of, jobs
-from tests.laws.test_combinations import MIXED, assert_same, preset_job
+from tests.laws.test_combinations import MIXED, assert_same, published_job
 from tests.laws.world import Fleet
 
 
@@ -49,15 +49,15 @@ def check(job: dict[str, Any], tiers: dict[int, str], rounds: int, saved: int, b
             assert (second.server.state.facts, second.server.state.last) == (facts.facts, facts.last)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_algorithm_goes_on_from_a_checkpoint(name):
-    check(preset_job(name), MIXED, 6, 3, 2)
+    check(published_job(name), MIXED, 6, 3, 2)
 
 
 @pytest.mark.parametrize("saved", [19, 20, 21])
 @pytest.mark.parametrize("redistribute", ["local", "averaged"])
 def test_partial_averaging_goes_on_where_the_cohort_changes(redistribute, saved):
-    job = preset_job("partial_averaging")
+    job = published_job("partial_averaging")
     check({**job, "sync": {"parts": 2, "redistribute": redistribute}}, {}, 43, saved, 21)
 
 

@@ -127,7 +127,7 @@ def test_a_discrepancy_is_of_what_was_averaged(tmp_path, job, tiers):
     weights = {i: float(fleet.plan.weigh.weight(PROBLEM.samples[i])) for i in fleet.moved}
     total = sum(weights.values())
     steps = sum(weights[i] * fleet.moved[i][2] for i in weights) / total
-    clip, nova = fleet.plan.combining.clip_norm, fleet.plan.weigh.normalise
+    clip, nova = fleet.plan.serve.clip_norm, fleet.plan.weigh.normalise
     for layer in range(3):
         where, apart = fleet.space.layer(layer), 0.0
         for i, (moved, has, own_steps) in fleet.moved.items():

@@ -210,7 +210,7 @@ def test_group_numbers_mean_nothing():
         (lambda: DigitsPartitioner(2).partition(MNIST, 4, 0), "expected at least 5 devices"),
         (lambda: DigitsPartitioner(1).partition(np.array([0, 1, 1, 1]), 4, 0), "label 0 has 1 samples for 2 devices"),
         (lambda: SimilarityPartitioner(1.1), "expected a fraction from 0 to 1, got 1.1"),
-        (lambda: make_partitioner("dirichlet"), "partitioner 'dirichlet': expected the fields alpha"),
+        (lambda: make_partitioner("dirichlet"), "partitioner 'dirichlet': alpha: required, and not given"),
         (lambda: make_partitioner("iid", {"alpha": 1}), "the partitioner 'iid' takes no constants, got alpha"),
         (lambda: make_partitioner("shard", {"shards_per_partition": 1.5}), "expected int, got '1.5'"),
         (lambda: make_partitioner("dirichlt"), "no partitioner named 'dirichlt', .* did you mean 'dirichlet'"),

@@ -17,6 +17,7 @@ import pytest
 # ruff: noqa: E402
 torch = pytest.importorskip("torch")
 
+from federation.decode import Resolve
 from federation.errors import InputError
 from federation.job import Plan, plan_from
 from federation.manifest import Source
@@ -25,7 +26,7 @@ from simulation.datasets import Dataset
 from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.pool import InlinePool, LocalPool
 from simulation.runs import read_run
-from simulation.simulate import Options, Simulation, can_travel, choose_engine, simulate
+from simulation.simulate import Options, Simulation, choose_engine, simulate
 from tests.edge_runtime.conftest import Bundle
 from tests.simulation.test_pool import ray_pool
 
@@ -44,10 +45,10 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def fleet_of(bundle: Bundle, more: dict[str, Any]) -> SimulatedFleet:
+def fleet_of(bundle: Bundle, more: dict[str, Any], resolve: Resolve | None = None) -> SimulatedFleet:
     """Twenty devices with 8 to 60 random samples of the model's shape."""
     fleet = {"devices": 20, "partitioner": "dirichlet", "partition": {"alpha": 2.0, "min_partition_size": 8}}
-    job = {
+    job: dict[str, Any] = {
         "bundle": "none",
         "num_rounds": 3,
         "seed": 5,
@@ -55,7 +56,7 @@ def fleet_of(bundle: Bundle, more: dict[str, Any]) -> SimulatedFleet:
         "local": {**LOCAL, **more.get("local", {})},
         "simulate": {**fleet, **more.get("simulate", {})},
     }
-    plan, rng = plan_from(job), np.random.default_rng(0)
+    plan, rng = plan_from(job, resolve), np.random.default_rng(0)
     count = 30 * int(job["simulate"]["devices"])
     x, y = rng.random((count, *bundle.manifest.input.shape), np.float32), rng.integers(0, 10, count)
     data = Dataset("random", x, y, x[:300], y[:300], 10)
@@ -168,23 +169,6 @@ def test_the_engine_follows_from_where_the_model_came_from(bundle_of, tmp_path, 
     assert choose_engine(replace(manifest, source=Source("onnx", "model.onnx"))) == "portable"
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert choose_engine(manifest) == "portable"
-
-
-def test_a_plan_that_workers_cannot_read_stays_in_this_process(bundle_of, monkeypatch):
-    """As with a rule whose class is defined in a notebook."""
-    bundle = bundle_of("digits")
-    assert can_travel(plan_of())
-    expected = simulate(plan_of(), bundle.directory, arrays(bundle), devices=4, pool=InlinePool)
-
-    def refuse(data: Any) -> Plan:
-        raise InputError("local.rules: no rule named 'MyRule'")
-
-    monkeypatch.setattr(module, "plan_from", refuse)
-    monkeypatch.setattr("simulation.worker.plan_from", refuse)
-    with pytest.warns(UserWarning, match="runs in this process alone"):
-        run = simulate(plan_of(), bundle.directory, arrays(bundle), devices=4, workers=2)
-    assert run.weights.keys() == expected.weights.keys()
-    assert all(np.array_equal(run.weights[name], value) for name, value in expected.weights.items())
 
 
 SCRIPT = """

@@ -13,17 +13,31 @@ No rule at all is plain SGD. The order counts: rules apply from left to right, s
 PyTorch's SGD.
 """
 
+from typing import Final
+
 from federation.axes.local.chain import BLOCK, LocalStep, check_rules, runs
 from federation.axes.local.control_variate import ControlVariate
 from federation.axes.local.momentum import Momentum
-from federation.axes.local.names import decode_rules, encode_rules, parse_rule
 from federation.axes.local.proximal import Proximal
 from federation.axes.local.rule import LocalRule, Pace, Plain, Running, Start, Track, TrackBlock
 from federation.axes.local.server_momentum import ServerMomentum
 from federation.axes.local.weight_decay import WeightDecay
+from federation.axes.local.words import parse_rule
+from federation.decode import Axis
+
+LOCAL: Final = Axis(
+    {
+        "control_variate": ControlVariate,
+        "momentum": Momentum,
+        "proximal": Proximal,
+        "server_momentum": ServerMomentum,
+        "weight_decay": WeightDecay,
+    }
+)
 
 __all__ = [
     "BLOCK",
+    "LOCAL",
     "ControlVariate",
     "LocalRule",
     "LocalStep",
@@ -38,8 +52,6 @@ __all__ = [
     "TrackBlock",
     "WeightDecay",
     "check_rules",
-    "decode_rules",
-    "encode_rules",
     "parse_rule",
     "runs",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from federation.axes.local.rule import LocalRule, Start, check_constant
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.space import ParameterSpace, Vector
 
 BLOCK = 32768  # elements: x, g, scratch and one buffer of it are 512 kB, a common second-level cache
@@ -85,14 +85,16 @@ def check_rules(rules: Sequence[LocalRule]) -> None:
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise InputError(f"rules: expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times")
+            raise FieldError(
+                "rules", f"expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times"
+            )
     for rule in rules[:-1]:
         if rule.stands_last:
             order = ", ".join(kind.__name__ for kind in kinds)
-            raise InputError(f"rules: expected {type(rule).__name__} to stand last, got {order}")
+            raise FieldError("rules", f"expected {type(rule).__name__} to stand last, got {order}")
     names = [track.name for rule in rules for track in rule.tracks]
     if len(set(names)) != len(names):
-        raise InputError(f"rules: expected every track at most once, got {', '.join(names)}")
+        raise FieldError("rules", f"expected every track at most once, got {', '.join(names)}")
 
 
 def runs(space: ParameterSpace, first_layer: int, trained: range | None = None) -> tuple[list[slice], list[slice]]:

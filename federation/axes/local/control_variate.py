@@ -20,7 +20,7 @@ import numpy as np
 from federation.accumulate import Doubles
 from federation.axes.local.rule import LocalRule, Plain, Running, Start, Track, TrackBlock
 from federation.device_task import DeviceTask, Handover, LocalModel, LocalResult
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 CONTROL, REPORTED, LAST = "control", "reported", "last"
@@ -35,7 +35,7 @@ class ControlVariate(LocalRule):
 
     def __post_init__(self) -> None:
         if self.origin not in get_args(Origin):
-            raise InputError(f"control_variate.origin: expected exchanged or own, got {self.origin!r}")
+            raise FieldError("origin", f"expected exchanged or own, got {self.origin!r}")
 
     @property
     def tracks(self) -> tuple[Track, ...]:

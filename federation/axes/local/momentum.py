@@ -14,7 +14,7 @@ import numpy as np
 
 from federation.axes.local.rule import LocalRule, Pace, Plain, Running, Start, Track, check_constant
 from federation.device_task import DeviceTask, Handover, LocalModel, LocalResult
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 MOMENTUM = "momentum"  # v: brought, kept, sent, and the server's mean of it
@@ -30,9 +30,9 @@ class Momentum(LocalRule):
     between: Between = "reset"  # what becomes of it between two rounds
 
     def __post_init__(self) -> None:
-        check_constant("momentum.factor", self.factor, below=1)
+        check_constant("factor", self.factor, below=1)
         if self.between not in get_args(Between):
-            raise InputError(f"momentum.between: expected reset, keep or average, got {self.between!r}")
+            raise FieldError("between", f"expected reset, keep or average, got {self.between!r}")
 
     @property
     def tracks(self) -> tuple[Track, ...]:

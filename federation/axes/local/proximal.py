@@ -20,7 +20,7 @@ class Proximal(LocalRule):
     mu: float
 
     def __post_init__(self) -> None:
-        check_constant("proximal.mu", self.mu)
+        check_constant("mu", self.mu)
 
     @property
     def pace(self) -> Pace:

@@ -20,7 +20,7 @@ import numpy as np
 
 from federation.accumulate import Accumulator, Doubles
 from federation.device_task import DeviceTask, Handover, LocalModel, LocalResult
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.space import Vector
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -167,7 +167,7 @@ class Plain:
 def check_constant(name: str, value: float, *, below: float = LARGEST) -> None:
     """Refuse what is negative, not finite as a float32, or not below the bound."""
     if not 0 <= value < below:
-        raise InputError(f"{name}: expected a number in [0, {below:.3g}), got {value}")
+        raise FieldError(name, f"expected a number in [0, {below:.3g}), got {value}")
 
 
 def check_like(name: str, vector: Vector | None, x: Vector) -> None:

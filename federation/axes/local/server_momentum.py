@@ -20,7 +20,7 @@ import numpy as np
 
 from federation.axes.local.rule import LocalRule, Plain, Running, Start, check_constant
 from federation.device_task import OWN_MODEL, REFERENCE, DeviceTask, Handover, LocalModel, LocalResult
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.space import Vector
 
 SERVER_MOMENTUM, RECEIVED = "server_momentum", "received"
@@ -35,10 +35,10 @@ class ServerMomentum(LocalRule):
     when: When
 
     def __post_init__(self) -> None:
-        check_constant("server_momentum.beta", self.beta)
+        check_constant("beta", self.beta)
         if self.when not in get_args(When):
             expected = " or ".join(map(repr, get_args(When)))
-            raise InputError(f"server_momentum.when: expected {expected}, got {self.when!r}")
+            raise FieldError("when", f"expected {expected}, got {self.when!r}")
 
     @property
     def keeps(self) -> bool:

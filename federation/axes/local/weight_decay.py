@@ -17,7 +17,7 @@ class WeightDecay(LocalRule):
     factor: float
 
     def __post_init__(self) -> None:
-        check_constant("weight_decay.factor", self.factor)
+        check_constant("factor", self.factor)
 
     def begin(self, start: Start) -> Running:
         return _Running(self.factor) if self.factor else Plain()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from federation.axes.serve.rule import Doubles, RoundFacts, ServeRule, check_rate
-from federation.errors import InputError
+from federation.errors import FieldError
 
 FIRST, SECOND = "first_moment", "second_moment"
 
@@ -33,10 +33,14 @@ class _Adaptive(ServeRule):
 
     def __post_init__(self) -> None:
         check_rate(self.rate)
-        if not 0 <= self.beta1 < 1 or not 0 <= self.beta2 <= 1:
-            raise InputError(f"serve: expected beta1 in [0, 1) and beta2 in [0, 1], got {self.beta1} and {self.beta2}")
-        if not 0 < self.tau < 1e6 or (self.initial is not None and not 0 <= self.initial < 1e6):
-            raise InputError("serve: expected tau above 0 and initial from 0, both below 10^6")
+        if not 0 <= self.beta1 < 1:
+            raise FieldError("beta1", f"expected a number in [0, 1), got {self.beta1}")
+        if not 0 <= self.beta2 <= 1:
+            raise FieldError("beta2", f"expected a number in [0, 1], got {self.beta2}")
+        if not 0 < self.tau < 1e6:
+            raise FieldError("tau", f"expected a number above 0 and below 10^6, got {self.tau}")
+        if self.initial is not None and not 0 <= self.initial < 1e6:
+            raise FieldError("initial", f"expected a number in [0, 10^6), got {self.initial}")
 
     @property
     def vectors(self) -> tuple[str, ...]:

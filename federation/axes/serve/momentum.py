@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from federation.axes.serve.rule import Doubles, RoundFacts, ServeRule, check_rate
-from federation.errors import InputError
+from federation.errors import FieldError
 
 MOMENTUM = "server_momentum"
 
@@ -26,7 +26,7 @@ class ServerHeavyBall(ServeRule):
     def __post_init__(self) -> None:
         check_rate(self.rate)
         if not 0 <= self.factor < 1:
-            raise InputError(f"serve.factor: expected a number in [0, 1), got {self.factor}")
+            raise FieldError("factor", f"expected a number in [0, 1), got {self.factor}")
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.errors import InputError
+from federation.errors import FieldError
 
 Doubles = NDArray[np.float64]
 
@@ -42,4 +42,4 @@ class ServeRule(ABC):
 
 def check_rate(rate: float) -> None:
     if not 0 < rate <= 1000:
-        raise InputError(f"serve.rate: expected a number in (0, 1000], got {rate}")
+        raise FieldError("rate", f"expected a number in (0, 1000], got {rate}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from federation.axes.sync.rule import Sync, SyncFacts, When
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.region import Region, of_layers
 from federation.space import ParameterSpace
 
@@ -29,7 +29,7 @@ class FedLama(Sync):
 
     def __post_init__(self) -> None:
         if not 1 <= self.factor <= 1000:
-            raise InputError(f"sync.factor: expected a number from 1 to 1000, got {self.factor}")
+            raise FieldError("factor", f"expected a number from 1 to 1000, got {self.factor}")
 
     @property
     def window(self) -> int:

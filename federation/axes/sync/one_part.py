@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from federation.axes.sync.rule import Sync, SyncFacts, When
-from federation.errors import InputError
+from federation.errors import FieldError
 from federation.region import Region, channel_part, of_layers, whole
 from federation.space import ParameterSpace
 
@@ -25,7 +25,7 @@ class OnePart(Sync):
 
     def __post_init__(self) -> None:
         if self.part not in get_args(Which):
-            raise InputError(f"sync.part: expected {', '.join(get_args(Which))}, got {self.part!r}")
+            raise FieldError("part", f"expected {', '.join(get_args(Which))}, got {self.part!r}")
 
     def units(self, space: ParameterSpace) -> tuple[Region, ...]:
         if self.part == "none":

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Literal, get_args
 
 from federation.axes.sync.rule import Sync, SyncFacts, When
-from federation.errors import InputError
+from federation.errors import FieldError, InputError
 from federation.region import Region, channel_part, of_layers
 from federation.space import ParameterSpace
 
@@ -35,9 +35,11 @@ class Rotating(Sync):
 
     def __post_init__(self) -> None:
         if not 1 <= self.parts <= 10_000:
-            raise InputError(f"sync.parts: expected a number from 1 to 10000, got {self.parts}")
-        if self.by not in get_args(By) or self.redistribute not in get_args(Redistribute):
-            raise InputError("sync: expected by = 'layer' or 'channel' and redistribute = 'local' or 'averaged'")
+            raise FieldError("parts", f"expected a number from 1 to 10000, got {self.parts}")
+        if self.by not in get_args(By):
+            raise FieldError("by", f"expected 'layer' or 'channel', got {self.by!r}")
+        if self.redistribute not in get_args(Redistribute):
+            raise FieldError("redistribute", f"expected 'local' or 'averaged', got {self.redistribute!r}")
 
     @property
     def window(self) -> int:

@@ -7,17 +7,13 @@ step, up to the same largest (edge_runtime/engine/ordered_dropout.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
-from federation.axes.cover import DeviceProfile, check_batch
+from federation.axes.cover.rule import TIERS, DeviceProfile
 from federation.capacity import predicted_memory
 from federation.coverage import OR, width_of
-from federation.errors import InputError, OutOfMemory
+from federation.errors import FieldError, InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
-
-TIERS: Mapping[str, float] = MappingProxyType({"moderate": 0.45, "weak": 0.2})  # shares of the channels, EmbracingFL's
 
 
 @dataclass(frozen=True)
@@ -28,51 +24,55 @@ class Width:
     layer it can train is taken to have the memory for that. With devices that can train everything this is FedAvg.
     """
 
-    batch: int | None = None  # for which memory is predicted; None: the batch of the manifest
     tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))
 
     def __post_init__(self) -> None:
-        check_batch("width", self.batch)
         for tier, width in self.tiers.items():
             if not 0 < width <= 1:
-                raise InputError(f"width.tiers.{tier}: expected a share of the channels, above 0 to 1, got {width}")
+                raise FieldError(("tiers", tier), f"expected a share of the channels, above 0 to 1, got {width}")
 
-    def choose(self, manifest: Manifest, profile: DeviceProfile) -> Boundary:
-        return self.allowed(manifest, profile)[0]
+    @property
+    def by_layer(self) -> bool:
+        return False
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile) -> str:
-        return self.choose(manifest, profile).name
+    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
+        return self.allowed(manifest, profile, batch)[0]
 
-    def allowed(self, manifest: Manifest, profile: DeviceProfile) -> list[Boundary]:
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        return self.choose(manifest, profile, batch).name
+
+    def allowed(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> list[Boundary]:
         """Everything from the widest that the device can train to the narrowest there is."""
         usable = sorted((b for b in _of_all_layers(manifest) if profile.can_run(b)), key=width_of, reverse=True)
-        told, room = self._told(manifest, profile)
+        told, room = self._told(manifest, profile, batch)
         if told is not None:
             if told not in usable:
                 raise InputError(f"boundary {told.name!r} has no graph for the engines {profile.engines}")
             return usable[usable.index(told) :]
         if not usable:
             raise InputError(f"{manifest.name!r} has no graph of all layers for the engines {profile.engines}")
-        needs = [predicted_memory(manifest, boundary, self.batch).total for boundary in usable]
+        needs = [predicted_memory(manifest, boundary, batch).total for boundary in usable]
         fitting = [boundary for boundary, need in zip(usable, needs, strict=True) if room is None or need <= room]
         if not fitting:
             raise OutOfMemory(f"no width of {manifest.name!r} fits {room} bytes; {usable[-1].name!r} takes {needs[-1]}")
         return usable[usable.index(fitting[0]) :]
 
-    def _told(self, manifest: Manifest, profile: DeviceProfile) -> tuple[Boundary | None, int | None]:
+    def _told(
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None
+    ) -> tuple[Boundary | None, int | None]:
         """The boundary that is settled, or else the bytes that there are."""
         if profile.boundary:
             measured = manifest.boundary(profile.boundary)
             if measured in _of_all_layers(manifest):
                 return measured, None
-            return None, predicted_memory(manifest, measured, self.batch).total
+            return None, predicted_memory(manifest, measured, batch).total
         if not profile.tier:
             return None, profile.memory
         if profile.tier in self.tiers:
             return _with_width(manifest, profile.tier, self.tiers[profile.tier]), None
         boundary = manifest.boundary(profile.tier)
         if boundary not in _of_all_layers(manifest):
-            raise InputError(f"tier {profile.tier!r} has no width: expected one in width.tiers, {sorted(self.tiers)}")
+            raise InputError(f"tier {profile.tier!r} has no width: expected one in cover.tiers, {sorted(self.tiers)}")
         return boundary, None
 
 
@@ -80,8 +80,8 @@ class Width:
 class OrderedDropout(Width):
     """FjORD: in every step one of the widths up to the widest that the device can train."""
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile) -> str:
-        return OR.join(boundary.name for boundary in self.allowed(manifest, profile))
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        return OR.join(boundary.name for boundary in self.allowed(manifest, profile, batch))
 
 
 def _of_all_layers(manifest: Manifest) -> list[Boundary]:

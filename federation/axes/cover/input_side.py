@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from federation.axes.cover import DeviceProfile, check_batch
+from federation.axes.cover.rule import ByLayer, DeviceProfile
 from federation.capacity import memory_for, predicted_memory
 from federation.coverage import BEFORE
 from federation.errors import InputError, OutOfMemory
@@ -19,42 +19,37 @@ from federation.manifest import Boundary, Manifest
 
 
 @dataclass(frozen=True)
-class InputSide:
+class InputSide(ByLayer):
     """The largest number of layers from the input on that fits. With devices that can train everything: FedAvg.
 
     A tier, or a boundary that the device measured, stands for the memory that training from there takes.
     """
 
-    batch: int | None = None  # for which memory is predicted; None: the batch of the manifest
-
-    def __post_init__(self) -> None:
-        check_batch("input_side", self.batch)
-
-    def choose(self, manifest: Manifest, profile: DeviceProfile) -> Boundary:
+    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
         whole = manifest.whole
         if not profile.can_run(whole):
             raise InputError(f"boundary {whole.name!r} has no graph for the engines {profile.engines}")
         return whole
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile) -> str:
-        whole, room = self.choose(manifest, profile), self._room(manifest, profile)
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        whole, room = self.choose(manifest, profile), self._room(manifest, profile, batch)
         if room is None:
             return whole.name
-        needs = list(self._needs(manifest))
+        needs = list(self._needs(manifest, batch or manifest.batch))
         end = sum(need <= room for need in needs)  # they grow
         if not any(layer.parameters for layer in manifest.layers[:end]):
             raise OutOfMemory(f"the first layer of {manifest.name!r} does not fit {room} bytes; it takes {needs[0]}")
         return whole.name if end == len(needs) else f"{BEFORE}{manifest.layers[end].name}"
 
-    def _room(self, manifest: Manifest, profile: DeviceProfile) -> int | None:
+    def _room(self, manifest: Manifest, profile: DeviceProfile, batch: int | None) -> int | None:
         told = profile.boundary or profile.tier
-        return predicted_memory(manifest, manifest.boundary(told), self.batch).total if told else profile.memory
+        return predicted_memory(manifest, manifest.boundary(told), batch).total if told else profile.memory
 
-    def _needs(self, manifest: Manifest) -> Iterator[int]:
+    def _needs(self, manifest: Manifest, batch: int) -> Iterator[int]:
         """Bytes of training the first layer, the first two, and so on."""
         weights = statistics = activations = 0
         for layer in manifest.layers:
             weights += sum(p.size for p in layer.parameters if p.kind == "weight")
             statistics += sum(p.size for p in layer.parameters if p.kind == "statistic")
-            activations += layer.activations * (self.batch or manifest.batch)
+            activations += layer.activations * batch
             yield memory_for(weights, statistics, activations).total

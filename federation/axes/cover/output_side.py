@@ -1,0 +1,65 @@
+"""What a device trains: everything, or as much of the output side as it can.
+
+Lee et al., Embracing Federated Learning: Enabling Weak Client Participation via Partial Model Training, 2024: a weak
+device trains the last layers, so a layer near the input is trained by strong devices only. If the draw of a round
+happens to have none of them, that layer stands still; balance.py puts one in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from federation.axes.cover.rule import ByLayer, DeviceProfile
+from federation.capacity import predicted_memory
+from federation.errors import InputError, OutOfMemory
+from federation.manifest import Boundary, Manifest
+
+
+@dataclass(frozen=True)
+class OutputSide(ByLayer):
+    """EmbracingFL: from the boundary nearest to the input that the device can train, to the output.
+
+    With devices that can train everything this is FedAvg.
+    """
+
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        return self.choose(manifest, profile, batch).name
+
+    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
+        told = profile.boundary or profile.tier
+        if told:
+            boundary = manifest.boundary(told)
+            if not profile.can_run(boundary):
+                raise InputError(f"boundary {boundary.name!r} has no graph for the engines {profile.engines}")
+            return boundary
+        ordinary = (b for b in manifest.boundaries if b.narrow is None and profile.can_run(b))
+        usable = sorted(ordinary, key=_nearest_to_the_input)
+        if not usable:
+            raise InputError(f"{manifest.name!r} has no training graph for the engines {profile.engines}")
+        need = 0
+        for boundary in usable:
+            need = predicted_memory(manifest, boundary, batch).total
+            if profile.memory is None or need <= profile.memory:
+                return boundary
+        raise OutOfMemory(
+            f"no boundary of {manifest.name!r} fits {profile.memory} bytes; {usable[-1].name!r} takes {need}"
+        )
+
+
+@dataclass(frozen=True)
+class Everything(ByLayer):
+    """Every device trains the whole model; one that cannot does not take part."""
+
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        return self.choose(manifest, profile, batch).name
+
+    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
+        most = OutputSide().choose(manifest, profile, batch)
+        if not most.whole:
+            raise OutOfMemory(f"everything is to be trained, and the device can train from {most.name!r} on")
+        return most
+
+
+def _nearest_to_the_input(boundary: Boundary) -> tuple[int, int]:
+    """Of boundaries at the same layer the one that keeps more: it backpropagates through more steps."""
+    return boundary.layer, -boundary.activations
