@@ -162,7 +162,6 @@ IMPURE = frozenset(
         "urllib.request",
     }
 )
-NOT_YET_PURE = {"federation/robust.py"}
 
 
 def impurities(source: str) -> list[str]:
@@ -186,7 +185,7 @@ def impurities(source: str) -> list[str]:
 def test_federation_is_pure() -> None:
     files = {str(file.relative_to(ROOT)): file for file in sorted((ROOT / "federation").rglob("*.py"))}
     impure = {name: found for name, file in files.items() if (found := impurities(file.read_text()))}
-    assert impure.keys() == NOT_YET_PURE, impure
+    assert not impure
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_names_and_classes_of_an_axis_are_one_to_one(axis: Axis) -> None:
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(LocalRule):
     """signSGD's direction, which is not among ours."""
 
     scale: float = 1.0

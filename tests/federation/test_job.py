@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from federation.axes.cover import Everything, OutputSide
-from federation.axes.local.rule import Plain, Running, Start
+from federation.axes.local.rule import LocalRule, Plain, Running, Start
 from federation.axes.serve import Average, Yogi
 from federation.axes.sync import Rotating, WholeModel
 from federation.errors import FieldError, InputError
@@ -223,7 +223,7 @@ class Slow(WholeModel):
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(LocalRule):
     """A local rule that changes nothing."""
 
     def begin(self, start: Start) -> Running:

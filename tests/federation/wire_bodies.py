@@ -67,7 +67,7 @@ def entries() -> dict[str, Any]:
 
 def big_space(order: Sequence[int]) -> ParameterSpace:
     """Three layers whose parameters do not end where blocks do; names sort as `order` says."""
-    sizes = [(3, 5000), (20_000, 1), (7, 30_011)]
+    sizes = [(3, 40_000), (160_000, 1), (7, 240_011)]
     names = iter(order)
     return ParameterSpace([[Parameter(f"p{next(names)}", "weight", (size,)) for size in layer] for layer in sizes])
 

@@ -8,7 +8,7 @@ round begins at θ = mean x_i − h/α. Here the model that is stored is mean x_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +110,9 @@ class Memory(dict[str, Kept]):
 
 
 def own_plan(rule: LocalRule, **job: Any) -> Plan:
-    """A plan with a rule that has no name."""
-    plan = plan_from({"bundle": "none", "num_rounds": 100, **job})
-    vars(plan.local)["chain"] = (rule,)
-    vars(plan)["choices"] = replace(plan.choices, rules=(rule,))
-    return plan
+    """Make a plan with a rule that has no name."""
+    local = {**job.pop("local", {}), "rules": [rule]}
+    return plan_from({"bundle": "none", "num_rounds": 100, "local": local, **job})
 
 
 def through_the_engine(tmp_path: Path) -> list[dict[str, Vector]]:

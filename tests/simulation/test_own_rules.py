@@ -26,13 +26,13 @@ from tests.simulation.test_simulate import arrays, fleet_of, plan_of, result
 SIGNS = """
 from dataclasses import dataclass
 import numpy as np
-from federation.axes.local.rule import Plain
+from federation.axes.local.rule import LocalRule, Plain
 from federation.axes.serve import Average
 from federation.axes.sync import WholeModel
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(LocalRule):
     scale: float = 1.0
 
     def begin(self, start):
