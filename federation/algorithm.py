@@ -67,7 +67,7 @@ class Algorithm:
         return any(rule.fuses for rule in self.rules)
 
     def fuse(self, rate: float | None, steps: int) -> float | None:
-        """The scale 1/(αηP) that turns the server's last move into its momentum; None: there is no move to use."""
+        """Compute the scale 1/(αηP) that makes the server's last move its momentum; None: no move is used."""
         return 1.0 / (self.serve.rate * rate * steps) if self.fuses and rate else None
 
     @property
@@ -76,6 +76,6 @@ class Algorithm:
         return (*self.serve.vectors, *self.tracks)
 
     def first_vectors(self, size: int) -> dict[str, Vector]:
-        """The server's state before the first round."""
+        """Make the server's state before the first round."""
         first = {name: self.serve.first(name) if name in self.serve.vectors else 0.0 for name in self.vectors}
         return {name: np.full(size, value, np.float32) for name, value in first.items()}

@@ -144,7 +144,7 @@ class RoundEngine:
     # --- updates as they come ----------------------------------------------------------------------------------------
 
     def layout(self, boundary: str, number: int, facts: Facts) -> Layout:
-        """What an update of a boundary has to have: the same for all rounds that synchronise the same units."""
+        """Describe what an update of a boundary has to have; rounds that synchronise the same units share it."""
         sync = self.algorithm.sync
         sent = sync.sent(self.plan.when(number), facts.sync)
         known = self._layouts.get((boundary, sent))
@@ -168,7 +168,7 @@ class RoundEngine:
         return Limits(max_norm=bounds.max_norm, max_value=bounds.max_value, max_other_value=bounds.max_other_value)
 
     def weight(self, samples: int) -> float:
-        """How much an update counts in the mean."""
+        """Weigh an update by its samples, for the mean."""
         return self.plan.weigh.weight(samples)
 
     def sums(self, number: int, facts: Facts, draws: int, reached: Reached = lambda point: None) -> RoundSums:
@@ -184,7 +184,7 @@ class RoundEngine:
         devices: int,
         bodies: Sequence[tuple[CheckedTrack, StoredBody]] = (),
     ) -> Iterator[Change]:
-        """The server's step: every new value of the model and of the state, block by block.
+        """Make the server's step: yield every new value of the model and of the state, block by block.
 
         `devices` have taken part in the job so far; `bodies` are all updates, for a robust rule, which sums nothing.
         """
@@ -202,7 +202,7 @@ class RoundEngine:
         return robust_moves(due, serve.combine, serve.trim)
 
     def next_facts(self, sums: RoundSums) -> Facts:
-        """The facts after a round."""
+        """Compute the facts after a round."""
         sync, when, known = self.algorithm.sync, self.plan.when(sums.number), sums.facts.sync
         steps = self.plan.local.steps
         sizes = tuple(unit.only("weight").size for unit in sync.units(self.space))
@@ -229,7 +229,7 @@ class RoundEngine:
         }
 
     def _synchronised(self, sums: RoundSums, names: list[str]) -> dict[str, Any]:
-        """Of a model that is synchronised in parts: which of them, by number, and the layers in which they lie."""
+        """Name the parts that were synchronised and their layers, where not the whole model always is."""
         known = sums.facts.sync
         if len(known.changed) == 1:
             return {}
@@ -248,7 +248,7 @@ class RoundEngine:
 
 
 def _mean(values: list[Any]) -> float | None:
-    """Of what devices say: any number of any size may be among it."""
+    """Average what devices say; any number of any size may be among it."""
     kinds = (value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool))
     known = [float(value) for value in kinds if abs(value) < 1e30]
     return sum(known) / len(known) if known else None

@@ -43,7 +43,7 @@ class Move:
 
 
 def server_step(rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: RoundFacts) -> Iterator[Change]:
-    """New values of the model and of the rule's state, for what was trained. A block is good until the next."""
+    """Yield new values of the model and of the rule's state, for what was trained; good until the next block."""
     for move in moves:
         if move.kind == "statistic":
             yield MODEL, move.at, _moved(before[MODEL][move.at], move.values, move.trained)
@@ -58,7 +58,7 @@ def server_step(rule: ServeRule, moves: Iterable[Move], before: Vectors, facts: 
 def track_step(
     rule: LocalRule, name: str, total: Accumulator, space: ParameterSpace, before: Vectors, devices: int
 ) -> Iterator[Change]:
-    """New values of the server's vector of a track, for the weights that were trained; `devices` is SCAFFOLD's N."""
+    """Yield new values of the server's vector of a track, for weights that were trained; `devices` is SCAFFOLD's N."""
     for at, kind in trained_blocks(total, space):
         if kind == "weight":
             old = before[name][at]
