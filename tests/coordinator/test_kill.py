@@ -283,6 +283,11 @@ def killed_agent(url: str, token: str) -> str:
     return task
 
 
+def is_done(directory: Path, job: str) -> bool:
+    with contextlib.closing(sqlite3.connect(directory / "coordinator.db")) as database:
+        return database.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone() == ("done",)
+
+
 @pytest.mark.parametrize("closes", ["with another device", "by the deadline"])
 def test_a_killed_agent_does_not_hold_up_the_round(tmp_path: Path, closes: str) -> None:
     world = World(tmp_path / "served")
@@ -310,7 +315,7 @@ def test_a_killed_agent_does_not_hold_up_the_round(tmp_path: Path, closes: str) 
         offer = offer or survivor.next_task(30.0)
         assert offer is not None
         answer(survivor, world.manifest, offer)
-        wait_until(lambda: Files(world.root).version(job, 1).is_file())
+        wait_until(lambda: is_done(world.root, job))  # the weights are there before that
         before = map_weights(Files(world.root).version(job, 0), world.manifest.space)
         after = np.array(map_weights(Files(world.root).version(job, 1), world.manifest.space))
         sent = scripted(world.manifest, offer)
