@@ -211,8 +211,8 @@ class _Table:
 class _Choice:
     """A rule of an axis."""
 
-    def __init__(self, protocol: Any, axis: Axis) -> None:
-        self.protocol = protocol
+    def __init__(self, base: Any, axis: Axis) -> None:
+        self.base = base
         self.axis = axis
         self.names = {kind: name for name, kind in axis.kinds.items()}
 
@@ -266,10 +266,10 @@ class _Choice:
         parameters = getattr(kind, "__dataclass_params__", None)
         if parameters is None or not parameters.frozen:
             raise FieldError(RULE, f"expected a frozen dataclass, and {kind.__name__} is none")
-        lacking = [name for name in dir(self.protocol) if not name.startswith("_") and not hasattr(kind, name)]
-        if lacking:
-            axis = self.protocol.__name__
-            raise FieldError(RULE, f"expected a {axis}, and {kind.__name__} lacks {', '.join(lacking)}")
+        if not issubclass(kind, self.base):
+            raise FieldError(RULE, f"expected a class derived from {self.base.__name__}, and {kind.__name__} is none")
+        if lacking := sorted(kind.__abstractmethods__):
+            raise FieldError(RULE, f"{kind.__name__} lacks {', '.join(lacking)}")
 
     def write(self, value: Any, own_rules: bool) -> Any:
         kind = type(value)

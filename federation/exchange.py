@@ -49,9 +49,7 @@ class Exchange:
         if not self.changed or not set(self.sent) <= set(units) or len(set(self.sent)) != len(self.sent):
             raise FieldError("sent", f"expected units among {len(self.changed)}, each once, got {self.sent}")
         if len(set(self.tracks)) != len(self.tracks) or MODEL in self.tracks or not all(map(is_plain, self.tracks)):
-            raise FieldError(
-                "tracks", f"expected tracks with plain names beside the model, each once, got {self.tracks}"
-            )
+            raise FieldError("tracks", f"expected plain names beside the model, each once, got {self.tracks}")
 
     @property
     def replaced(self) -> tuple[int, ...]:

@@ -74,12 +74,8 @@ class Share:
                 place = {"id": seat.id, "seat": encode_seat(seat.seat)}
                 seats.append({**place, "task": [len(tasks) - 1, seat.task.seed]})
             groups.append(seats)
-        told = {
-            "facts": asdict(self.facts),
-            "tasks": [encode(task, own_rules=True) for task in tasks],
-            "groups": groups,
-        }
-        return {**vars(self), **told}
+        written = [encode(task, own_rules=True) for task in tasks]
+        return {**vars(self), "facts": asdict(self.facts), "tasks": written, "groups": groups}
 
     @classmethod
     def decode(cls, data: dict[str, Any], resolve: Resolve | None = None) -> Share:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation.axes.cover import (
-    Cover,
     DeviceProfile,
     Everything,
     OutputSide,
@@ -94,7 +93,7 @@ def test_everything_is_not_for_those_who_cannot(profile: DeviceProfile) -> None:
 
 @given(st.integers(1, 10**6), st.integers(0, 10**5), st.integers(1, 64))
 def test_more_memory_never_trains_less(memory: int, more: int, batch: int) -> None:
-    rule: Cover = OutputSide()
+    rule = OutputSide()
     try:
         less = rule.choose(MODEL, DeviceProfile(memory=memory, engines=BOTH), batch)
     except OutOfMemory:

@@ -265,9 +265,14 @@ class Signs(LocalRule):
         return Plain()
 
 
-class NoDataclass:
+class NoDataclass(LocalRule):
     def begin(self, start: Start) -> Running:
         return Plain()
+
+
+@dataclass(frozen=True)
+class Unfinished(LocalRule):
+    """Says nothing about its steps."""
 
 
 @dataclass
@@ -277,7 +282,7 @@ class Changing(NoDataclass):
 
 def found(reference: str) -> type[Any]:
     name = reference.removeprefix("mine.py:")
-    if name not in ("Signs", "NoDataclass", "Inner"):
+    if name not in ("Signs", "NoDataclass", "Inner", "Unfinished"):
         raise InputError(f"mine.py has no {name}")
     kind: type[Any] = globals()[name]
     return kind
@@ -314,9 +319,10 @@ def test_a_rule_from_a_file_is_written_as_the_job_named_it() -> None:
     [
         ({"rule": "mine.py:Other"}, r"^rules\[0\].rule: mine.py has no Other"),
         ({"rule": "mine.py:NoDataclass"}, r"^rules\[0\].rule: expected a frozen dataclass, and NoDataclass is none"),
-        ({"rule": "mine.py:Inner"}, r"^rules\[0\].rule: expected a LocalRule, and Inner lacks begin"),
+        ({"rule": "mine.py:Inner"}, r"^rules\[0\].rule: expected a class derived from LocalRule, and Inner is none"),
+        ({"rule": "mine.py:Unfinished"}, r"^rules\[0\].rule: Unfinished lacks begin"),
         (Changing(), r"^rules\[0\].rule: expected a frozen dataclass, and Changing is none"),
-        (Inner(), r"^rules\[0\].rule: expected a LocalRule, and Inner lacks begin"),
+        (Inner(), r"^rules\[0\].rule: expected a class derived from LocalRule, and Inner is none"),
         ({"rule": Signs(), "scale": 2}, r"^rules\[0\].scale: not a constant of the rule 'Signs', which has none"),
     ],
 )

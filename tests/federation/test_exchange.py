@@ -51,9 +51,9 @@ def test_a_device_that_was_away_replaces_everything_that_changed_meanwhile() -> 
         ({"sent": (-1,)}, "^sent: expected units among 3, each once"),
         ({"sent": (1, 1)}, "^sent: expected units among 3, each once"),
         ({"changed": ()}, "^sent: expected units among 0"),
-        ({"tracks": ("control", "control")}, "^tracks: expected tracks with plain names beside the model, each once"),
-        ({"tracks": ("control", "model")}, "^tracks: expected tracks with plain names beside the model, each once"),
-        ({"tracks": ("a/b",)}, "^tracks: expected tracks with plain names beside the model, each once"),
+        ({"tracks": ("control", "control")}, "^tracks: expected plain names beside the model, each once"),
+        ({"tracks": ("control", "model")}, "^tracks: expected plain names beside the model, each once"),
+        ({"tracks": ("a/b",)}, "^tracks: expected plain names beside the model, each once"),
     ],
 )
 def test_an_exchange_that_makes_no_sense_is_refused(change: dict[str, Any], message: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from federation.axes.cover import Everything, OutputSide
-from federation.axes.local.rule import LocalRule, Plain, Running, Start
+from federation.axes.cover import Cover, Everything, OutputSide
+from federation.axes.local import LocalRule
+from federation.axes.local.rule import Plain, Running, Start
 from federation.axes.serve import Average, Yogi
 from federation.axes.sync import Rotating, WholeModel
 from federation.errors import FieldError, InputError
@@ -192,19 +193,12 @@ def test_an_error_keeps_its_path() -> None:
 
 
 @dataclass(frozen=True)
-class Third:
+class Third(Cover):
     """Every third device, and everything: not among ours."""
 
     parts: int = 3
 
-    @property
-    def by_layer(self) -> bool:
-        return True
-
-    def choose(self, manifest: Any, profile: Any, batch: int | None) -> Any:
-        return manifest.whole
-
-    def cover(self, manifest: Any, profile: Any, batch: int | None) -> str:
+    def cover(self, manifest: Any, profile: Any, batch: int | None = None) -> str:
         return "strong"
 
 

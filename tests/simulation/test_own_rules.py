@@ -26,7 +26,7 @@ from tests.simulation.test_simulate import arrays, fleet_of, plan_of, result
 SIGNS = """
 from dataclasses import dataclass
 import numpy as np
-from federation.axes.local.rule import LocalRule, Plain
+from federation.axes.local import LocalRule, Plain
 from federation.axes.serve import Average
 from federation.axes.sync import WholeModel
 
@@ -118,7 +118,7 @@ def test_a_job_file_names_a_file_beside_it(bundle_of, tmp_path):
         ("mine.py:Other", r"serve\.rule: mine\.py:Other: there is no class 'Other' in the file"),
         ("mine.py:np", r"serve\.rule: mine\.py:np: there is no class 'np'"),
         ("mine.py:Running", r"serve\.rule: expected a frozen dataclass, and Running is none"),
-        ("mine.py:Signs", r"serve\.rule: expected a ServeRule, and Signs lacks first, step, vectors"),
+        ("mine.py:Signs", r"serve\.rule: expected a class derived from ServeRule, and Signs is none"),
         ("broken.py:Half", r"serve\.rule: .*broken\.py cannot be imported: ZeroDivisionError"),
         ("no.such.module:Half", r"serve\.rule: no\.such\.module:Half: expected file\.py:Name"),
     ],

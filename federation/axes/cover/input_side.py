@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from federation.axes.cover.rule import ByLayer, DeviceProfile
+from federation.axes.cover.rule import DeviceProfile, TieredCover
 from federation.capacity import memory_for, predicted_memory
 from federation.coverage import BEFORE
 from federation.errors import InputError, OutOfMemory
@@ -19,7 +19,7 @@ from federation.manifest import Boundary, Manifest
 
 
 @dataclass(frozen=True)
-class InputSide(ByLayer):
+class InputSide(TieredCover):
     """The largest number of layers from the input on that fits. With devices that can train everything: FedAvg.
 
     A tier, or a boundary that the device measured, stands for the memory that training from there takes.

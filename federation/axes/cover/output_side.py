@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from federation.axes.cover.rule import ByLayer, DeviceProfile
+from federation.axes.cover.rule import DeviceProfile, TieredCover
 from federation.capacity import predicted_memory
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
 
 
 @dataclass(frozen=True)
-class OutputSide(ByLayer):
+class OutputSide(TieredCover):
     """EmbracingFL: from the boundary nearest to the input that the device can train, to the output.
 
     With devices that can train everything this is FedAvg.
@@ -47,7 +47,7 @@ class OutputSide(ByLayer):
 
 
 @dataclass(frozen=True)
-class Everything(ByLayer):
+class Everything(TieredCover):
     """Every device trains the whole model; one that cannot does not take part."""
 
     def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
 
 from federation.errors import FieldError
 from federation.manifest import Boundary, Manifest
@@ -38,26 +38,24 @@ class DeviceProfile:
         return portable or ("ort-training" in self.engines and bool(boundary.ort_training))
 
 
-class Cover(Protocol):
-    """A rule for what a device trains. `batch` is the one for which memory is predicted; None: the manifest's."""
+class Cover(ABC):
+    """A rule for what a device trains: a frozen dataclass."""
 
     @property
     def by_layer(self) -> bool:
         """Whether devices train whole parameters."""
+        return True
 
-    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None) -> Boundary:
-        """Choose the graph that the device runs; OutOfMemory if it cannot do what the rule asks for."""
+    @abstractmethod
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+        """Say what a device trains, as text: federation/coverage.py; OutOfMemory if it cannot do what the rule asks.
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None) -> str:
-        """Say what the device trains, as text: federation/coverage.py."""
+        `batch` is the one for which memory is predicted; None: the manifest's.
+        """
 
 
 @dataclass(frozen=True)
-class ByLayer:
-    """What the rules that train whole layers have in common."""
+class TieredCover(Cover):
+    """The constant that all our rules have: only the widths use it, so that a job may change its rule by one word."""
 
-    tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))  # for the widths; a job may change its rule
-
-    @property
-    def by_layer(self) -> bool:
-        return True
+    tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))  # the share of a tier's channels

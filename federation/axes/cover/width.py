@@ -7,9 +7,9 @@ step, up to the same largest (edge_runtime/engine/ordered_dropout.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from federation.axes.cover.rule import TIERS, DeviceProfile
+from federation.axes.cover.rule import DeviceProfile, TieredCover
 from federation.capacity import predicted_memory
 from federation.coverage import OR, width_of
 from federation.errors import FieldError, InputError, OutOfMemory
@@ -17,14 +17,12 @@ from federation.manifest import Boundary, Manifest
 
 
 @dataclass(frozen=True)
-class Width:
+class Width(TieredCover):
     """HeteroFL: the widest narrow boundary that the device can train, or the whole model.
 
     A tier has a width of its own here, whatever layers it trains in other jobs. A device that measured from which
     layer it can train is taken to have the memory for that. With devices that can train everything this is FedAvg.
     """
-
-    tiers: dict[str, float] = field(default_factory=lambda: dict(TIERS))
 
     def __post_init__(self) -> None:
         for tier, width in self.tiers.items():

@@ -85,9 +85,8 @@ def check_rules(rules: Sequence[LocalRule]) -> None:
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
         if kinds.count(kind) > 1:
-            raise FieldError(
-                "rules", f"expected every rule at most once, got {kind.__name__} {kinds.count(kind)} times"
-            )
+            times = kinds.count(kind)
+            raise FieldError("rules", f"expected every rule at most once, got {kind.__name__} {times} times")
     for rule in rules[:-1]:
         if rule.stands_last:
             order = ", ".join(kind.__name__ for kind in kinds)
