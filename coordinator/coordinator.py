@@ -315,7 +315,7 @@ class Coordinator:
         """Free the seat of a device that gives up."""
         with self._units.begin() as work:
             job, seat, attempt = self._held(device, task)
-            work.advance(job, cohort.TaskFailed(device, seat.number, attempt))
+            work.advance(job, cohort.TaskReturned(device, seat.number, attempt))
             body = {"task": task, "device": device, "reason": reason, "message": message}
             work.note(job, "TaskFailed", body)
 

@@ -17,7 +17,7 @@ from edge_runtime.data_reference import file_of
 from edge_runtime.device_state import KeptFiles, forget_finished
 from edge_runtime.engine.choose import check_engine, choose_engine
 from edge_runtime.engine.ort_training import is_available
-from edge_runtime.engine.session import RUNTIME, Settings
+from edge_runtime.engine.session import RUNTIME, RuntimeSettings
 from edge_runtime.enrolment import check_work_folder, credential
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
@@ -45,7 +45,7 @@ class Device:
     tier: str | None = None
     engine: str = "auto"
     profile: str = "auto"
-    settings: Settings = field(default_factory=Settings)
+    settings: RuntimeSettings = field(default_factory=RuntimeSettings)
     allow_single_class: bool = True  # a fleet has the other classes
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Agent:
         by class, FILE.csv or FILE.py:NAME. `memory` is a budget such as "64MB"; `tier` fixes what is trained instead.
         """
         folder = Path(work) if work is not None else default_work()
-        device = Device(data, folder, memory, tier, engine, profile, Settings(threads, spinning))
+        device = Device(data, folder, memory, tier, engine, profile, RuntimeSettings(threads, spinning))
         if not isinstance(data, tuple) and not file_of(str(data)).exists():
             raise InputError(f"no such file: {file_of(str(data))}")
         check_work_folder(folder)
@@ -232,11 +232,11 @@ class Agent:
             known = self._loaded[offer.bundle] = _Loaded(bundle, samples, trainer)
         return known
 
-    def _allowance(self, bundle: RemoteBundle, samples: Samples, task: Task) -> tuple[Settings, ForwardPlan]:
+    def _allowance(self, bundle: RemoteBundle, samples: Samples, task: Task) -> tuple[RuntimeSettings, ForwardPlan]:
         """Decide whether the task fits; if not, tell the coordinator what would, and give the task back."""
         device, manifest = self.device, bundle.manifest
 
-        def allowed(boundary: str | None) -> tuple[Settings, ForwardPlan, str]:
+        def allowed(boundary: str | None) -> tuple[RuntimeSettings, ForwardPlan, str]:
             found = allow(
                 bundle.directory,
                 manifest,

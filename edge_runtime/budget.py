@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edge_runtime.engine.choose import EngineName, choose_engine
-from edge_runtime.engine.session import RUNTIME, Profile, Settings
+from edge_runtime.engine.session import RUNTIME, Profile, RuntimeSettings
 from edge_runtime.files import replacing
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.measure import Case, measure
@@ -60,7 +60,7 @@ class Allowance:
 
     boundary: Boundary
     engine: EngineName
-    settings: Settings
+    settings: RuntimeSettings
     plan: ForwardPlan
     budget: int
     budget_from: str  # 'asked for', or where the limit is written
@@ -130,13 +130,13 @@ def allow(
     boundary: str | None = None,
     engine: str = "auto",
     profile: str = "auto",
-    settings: Settings | None = None,
+    settings: RuntimeSettings | None = None,
     activations: str = "float32",
     work: Path,
     try_out: bool = True,
 ) -> Allowance:
     """Decide: boundary (unless told), engine, profile, how many layers at a time, where activations are kept."""
-    settings = settings or Settings()
+    settings = settings or RuntimeSettings()
     budget, budget_from = _budget(memory)
     now = current_memory()
     idle = now.anonymous if now else IDLE_GUESS
@@ -229,7 +229,9 @@ def _forward_plan(
     return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked
 
 
-def remembered(directory: Path, manifest: Manifest, batch: int, engine: str, settings: Settings, work: Path) -> Trials:
+def remembered(
+    directory: Path, manifest: Manifest, batch: int, engine: str, settings: RuntimeSettings, work: Path
+) -> Trials:
     """Make trial steps, each once for a bundle, a batch size, an engine and a runtime; results are kept in a file."""
     digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()[:16]
     file = work / "trials" / f"{digest}.json"

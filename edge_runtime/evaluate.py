@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import TrainingSamples
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.files import disk_errors
 from edge_runtime.forward import ForwardPlan, Report, store_activations
 from edge_runtime.layers import LayerSource, TrainedSource
@@ -34,7 +34,7 @@ class Evaluator:
         first_layer: int,
         samples: TrainingSamples,
         *,
-        settings: Settings,
+        settings: RuntimeSettings,
         plan: ForwardPlan,
         progress: Report = lambda what, done, total: None,
     ) -> None:

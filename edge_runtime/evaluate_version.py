@@ -10,7 +10,7 @@ from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.data import load_samples
 from edge_runtime.engine.choose import open_step
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
@@ -25,6 +25,6 @@ def score_version(bundle: Path, weights: Path, data: str, statistics: str = "glo
         step = open_step(bundle, manifest, manifest.whole)
         vector = calibrated(step, manifest.space, vector, batches_of(samples))
     source = BundleSource(bundle, manifest)
-    evaluator = Evaluator(bundle, source, 0, samples, settings=Settings(), plan=ForwardPlan())
+    evaluator = Evaluator(bundle, source, 0, samples, settings=RuntimeSettings(), plan=ForwardPlan())
     found = evaluator.score(vector)
     return {**asdict(found), "mean_loss": found.mean_loss, "accuracy": found.accuracy}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore, StoredType
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Settings, is_out_of_memory
+from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.capacity import FLOAT_BYTES
@@ -66,7 +66,7 @@ def store_activations(
     inputs: Inputs,
     count: int,
     plan: ForwardPlan,
-    settings: Settings,
+    settings: RuntimeSettings,
     watch: Stopwatch,
     report: Report = lambda what, done, total: None,
 ) -> ActivationStore:

@@ -25,7 +25,7 @@ from edge_runtime.activations import ActivationStore, StoredType
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Profile, Settings
+from edge_runtime.engine.session import Profile, RuntimeSettings
 from edge_runtime.engine.trace import divide
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
@@ -135,7 +135,7 @@ def measure_here(case: Case) -> Measurement:
     directory = Path(case.bundle)
     manifest = read_manifest(directory)
     boundary = manifest.boundary(case.boundary)
-    settings = Settings(case.threads, profile=case.profile)
+    settings = RuntimeSettings(case.threads, profile=case.profile)
     entry = manifest.layers[boundary.layer].input
     frozen = range(boundary.layer) if case.whole_round else range(0)
     _warm_runtime(directory, manifest, settings)
@@ -214,7 +214,7 @@ def _timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _warm_runtime(directory: Path, manifest: Manifest, settings: Settings) -> None:
+def _warm_runtime(directory: Path, manifest: Manifest, settings: RuntimeSettings) -> None:
     """Run the last layer once on one sample: what the runtime itself needs counts as idle."""
     last = manifest.layers[-1]
     LayerForward(directory / last.forward.name, settings)(random_inputs(last.input, 1, manifest.vocabulary))

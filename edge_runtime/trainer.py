@@ -18,7 +18,7 @@ from edge_runtime.data.prng import sample_bits
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
 from edge_runtime.engine.ordered_dropout import open_coverage
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
@@ -82,7 +82,7 @@ class Trainer:
         samples: TrainingSamples,
         *,
         engine: EngineName | Engine = "portable",
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         plan: ForwardPlan | None = None,
         forward_share: float | None = None,
         measures_memory: bool = True,
@@ -97,7 +97,7 @@ class Trainer:
         self.samples = samples
         self.manifest = source.manifest
         self.engine = engine
-        self.settings = settings or Settings()
+        self.settings = settings or RuntimeSettings()
         self.plan = plan or ForwardPlan()
         self.measures_memory = measures_memory
         self.forward_share = forward_share

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edge_runtime.budget import Allowance, allow
 from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
 from edge_runtime.data.load import Data
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.files import sole_user
 from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
 from edge_runtime.places import default_work
@@ -147,7 +147,7 @@ def train(
             boundary=boundary or (None if fresh else kept_boundary(kept)),
             engine=engine,
             profile=profile,
-            settings=Settings(threads, spinning),
+            settings=RuntimeSettings(threads, spinning),
             activations=activations,
             work=Path(work) if work is not None else default_work(),
         )

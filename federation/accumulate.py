@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import InputError
-from federation.region import Region, Run
+from federation.region import Region, Span
 from federation.space import ParameterSpace, Vector
 
 Sums = NDArray[np.int64]
@@ -67,7 +67,7 @@ class Mass:
         return float(self.weight**2 / self.lengths * Fraction(2) ** shift)
 
 
-Part = tuple[Run, ...]  # of a layer
+Part = tuple[Span, ...]  # of a layer
 
 
 class Accumulator:
@@ -80,7 +80,7 @@ class Accumulator:
     >>> space = ParameterSpace([[Parameter("w", "weight", (2,))]])
     >>> total = Accumulator(space, max_value=8, max_weight=4)
     >>> for weight, values in (1, [1, 5]), (3, [1, 1]):
-    ...     total.fold(whole(space), [(Run(0, 1, 2, 2), np.array(values, np.float32))], weight, [0.0], largest=5)
+    ...     total.fold(whole(space), [(Span(0, 1, 2, 2), np.array(values, np.float32))], weight, [0.0], largest=5)
     >>> total.mean(), total.weight(0)
     (array([1., 2.]), 4.0)
     """
@@ -108,7 +108,7 @@ class Accumulator:
     def fold(
         self,
         region: Region,
-        blocks: Iterable[tuple[Run, Vector]],
+        blocks: Iterable[tuple[Span, Vector]],
         weight: float,
         squares: Sequence[float],
         *,
@@ -221,7 +221,7 @@ class Accumulator:
         made._squares = [Fraction(square) for square in header["squares"]]
         for own, parts in zip(made._masses, header["masses"]):
             for runs, count, weight, lengths in parts:
-                own[tuple(Run(*run) for run in runs)] = Mass(count, Fraction(weight), Fraction(lengths))
+                own[tuple(Span(*run) for run in runs)] = Mass(count, Fraction(weight), Fraction(lengths))
         return made
 
     def _divide(self, layer: int, at: slice, out: Doubles) -> None:
@@ -252,11 +252,11 @@ class Accumulator:
             kinds |= covered[at.start - begin : at.stop - begin].astype(np.int64) << bit
         return kinds
 
-    def _add(self, runs: Sequence[Run], blocks: Iterable[tuple[Run, Vector]], weight: float, largest: float) -> None:
+    def _add(self, runs: Sequence[Span], blocks: Iterable[tuple[Span, Vector]], weight: float, largest: float) -> None:
         factor = math.ldexp(weight, self.shift)
         fast = factor * largest < ROUNDING_RANGE
         expected = iter(runs)
-        rest: Run | None = None
+        rest: Span | None = None
         for block, values in blocks:
             rest = rest or next(expected, None)
             if rest is None or not _begins(rest, block) or values.shape != (block.size,):
@@ -266,7 +266,7 @@ class Accumulator:
         if rest or next(expected, None):
             raise InputError("the blocks end before the region does")
 
-    def _add_run(self, run: Run, values: Vector, factor: float, fast: bool) -> None:
+    def _add_run(self, run: Span, values: Vector, factor: float, fast: bool) -> None:
         done = 0
         for part in run.chunks(STEP):
             doubles = self._doubles[: part.size] if part.size <= STEP else np.empty(part.size)
@@ -321,7 +321,7 @@ def _encoded(part: Part, mass: Mass) -> list[Any]:
     return [[astuple(run) for run in part], mass.count, str(mass.weight), str(mass.lengths)]
 
 
-def _begins(run: Run, block: Run) -> bool:
+def _begins(run: Span, block: Span) -> bool:
     """Whether a block is the first part of a run."""
     if block.start != run.start:
         return False
@@ -330,11 +330,11 @@ def _begins(run: Run, block: Run) -> bool:
     return (block.length, block.stride) == (run.length, run.stride) and block.rows <= run.rows
 
 
-def _without(run: Run, block: Run) -> Run | None:
+def _without(run: Span, block: Span) -> Span | None:
     """What is left of a run behind its first part."""
     if run.rows == 1:
         length = run.length - block.length
-        return Run(run.start + block.length, 1, length, length) if length else None
+        return Span(run.start + block.length, 1, length, length) if length else None
     rows = run.rows - block.rows
     return replace(run, start=run.start + block.rows * run.stride, rows=rows) if rows else None
 

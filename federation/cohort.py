@@ -120,7 +120,7 @@ class UpdateArrived:  # received whole and found sound
 
 
 @dataclass(frozen=True)
-class TaskFailed:  # the device gives up, or what it sent is unsound
+class TaskReturned:  # the device gives up, or what it sent is unsound
     device: str
     slot: int
     attempt: int
@@ -158,7 +158,7 @@ class RejectUpdate:
     reason: Reason
 
 
-SeatFact = LeaseTaken | UpdateArrived | TaskFailed
+SeatFact = LeaseTaken | UpdateArrived | TaskReturned
 SeatEffect = OfferTask | GrantLease | RefuseLease | AcceptUpdate | AlreadyAccepted | RejectUpdate
 
 

@@ -11,10 +11,10 @@ from functools import cached_property
 
 from federation import weights
 from federation.errors import InputError
-from federation.region import Region, Run, of_layers
+from federation.region import Region, Span, of_layers
 from federation.space import Parameter, ParameterSpace
 
-Place = tuple[int, Run]  # of one piece: offset in the file in bytes, elements of the model's flat vector
+Place = tuple[int, Span]  # of one piece: offset in the file in bytes, elements of the model's flat vector
 MODEL = "model"  # the track of the weights themselves
 
 

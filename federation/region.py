@@ -23,7 +23,7 @@ CHUNK = 1 << 14  # elements
 
 
 @dataclass(frozen=True)
-class Run:
+class Span:
     """Elements of a flat vector: `rows` times `length` of them, `stride` apart. One row: a plain slice."""
 
     start: int
@@ -49,12 +49,12 @@ class Run:
         part = vector[first : self.stop - origin]
         return as_strided(part, (self.rows, self.length), (self.stride * step, step))
 
-    def chunks(self, size: int = CHUNK) -> Iterator[Run]:
+    def chunks(self, size: int = CHUNK) -> Iterator[Span]:
         """Cut into runs of at most about `size` elements, in order."""
         if self.rows == 1:
             for start in range(0, self.length, size):
                 length = min(size, self.length - start)
-                yield Run(self.start + start, 1, length, length)
+                yield Span(self.start + start, 1, length, length)
             return
         step = max(1, size // max(1, self.length))
         for row in range(0, self.rows, step):
@@ -76,12 +76,12 @@ class Piece:
         return (self.end - self.first) * self.columns
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Span:
         width = _columns(self.parameter.shape)
         start, rows = self.start + self.first * width, self.end - self.first
         if self.columns == width or rows == 1:
-            return Run(start, 1, rows * self.columns, rows * self.columns)
-        return Run(start, rows, self.columns, width)
+            return Span(start, 1, rows * self.columns, rows * self.columns)
+        return Span(start, rows, self.columns, width)
 
     @property
     def tensor(self) -> Parameter:
@@ -121,12 +121,12 @@ class Region:
         return ParameterSpace([[piece.tensor for piece in layer] for layer in self.layers])
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[Span, ...]:
         """Where its elements lie, in order; neighbours are one run."""
         return tuple(_merged(piece.run for layer in self.layers for piece in layer))
 
     @cached_property
-    def layer_runs(self) -> tuple[tuple[Run, ...], ...]:
+    def layer_runs(self) -> tuple[tuple[Span, ...], ...]:
         """The same, layer by layer."""
         return tuple(tuple(_merged(piece.run for piece in layer)) for layer in self.layers)
 
@@ -245,14 +245,14 @@ def _inside(piece: Piece, place: tuple[int, Piece] | None) -> Piece:
     return Piece(outer.tensor, start, piece.first - outer.first, piece.end - outer.first, piece.columns)
 
 
-def _merged(runs: Iterator[Run]) -> Iterator[Run]:
-    last: Run | None = None
+def _merged(runs: Iterator[Span]) -> Iterator[Span]:
+    last: Span | None = None
     for run in runs:
         if not run.size:
             continue
         if last and last.rows == run.rows == 1 and last.stop == run.start:
             length = last.length + run.length
-            last = Run(last.start, 1, length, length)
+            last = Span(last.start, 1, length, length)
         else:
             if last:
                 yield last

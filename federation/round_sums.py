@@ -13,7 +13,7 @@ from federation.exchange import units_region
 from federation.job import Plan
 from federation.layout import MODEL
 from federation.messages import MOST_STEPS
-from federation.region import Region, Run
+from federation.region import Region, Span
 from federation.space import ParameterSpace, Vector
 from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, read_blocks, within
 
@@ -58,7 +58,7 @@ class RoundSums:
     def _fold(self, name: str, track: CheckedTrack, body: BodyFile, weight: float, count: int, report: Any) -> None:
         if name not in self.totals:
             self.totals[name] = self.accumulator(name)
-        blocks: Iterable[tuple[Run, Vector]] = read_blocks(body, track)
+        blocks: Iterable[tuple[Span, Vector]] = read_blocks(body, track)
         length, squares = 1.0, track.squares
         if name == MODEL:
             shortening, length = self._shortening(track.norm), self._length(report)
@@ -97,8 +97,8 @@ class RoundSums:
         return np.float32(most / norm) if most is not None and norm > most else None
 
     def _shortened(
-        self, blocks: Iterable[tuple[Run, Vector]], factor: np.float32 | None
-    ) -> Iterator[tuple[Run, Vector]]:
+        self, blocks: Iterable[tuple[Span, Vector]], factor: np.float32 | None
+    ) -> Iterator[tuple[Span, Vector]]:
         for number, (at, values) in enumerate(blocks):
             yield at, values if factor is None else values * factor
             if number == 0:  # it is in the sums, what follows is not

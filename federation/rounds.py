@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 from federation import cohort as seats
 from federation.axes.participate import OnMissingQuorum, Participation
-from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskFailed, UpdateArrived
+from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
 from federation.errors import EmbraceError, InputError
 
 State = Literal["selecting", "collecting", "closing", "committed", "abandoned"]
@@ -162,7 +162,7 @@ _TABLE: Final[Mapping[type[Event] | str, tuple[State | None, ...]]] = {
     DevicesLeft:      (_S, _L, _C, _D, _A),
     LeaseTaken:       (_S, _L, _C, _D, _A),
     UpdateArrived:    (_S, _L, _C, _D, _A),
-    TaskFailed:       (_S, _L, _C, _D, _A),
+    TaskReturned:     (_S, _L, _C, _D, _A),
     Tick:             (_S, _L, _C, _D, _A),
     Resumed:          (_S, _L, _C, _D, _A),
     CloseRequested:   (None, _L, _C, _D, _A),
@@ -273,7 +273,7 @@ def _apply(round: Round, event: Event, now: float) -> Step:
             return _put(round, *_seat(round, slot).leased_to(device, now + round.lease, closed=not collecting))
         case UpdateArrived(device, slot, attempt):
             return _put(round, *_seat(round, slot).answered_by(device, attempt, closed=not collecting))
-        case TaskFailed(device, slot, attempt) if collecting:
+        case TaskReturned(device, slot, attempt) if collecting:
             seat = _seat(round, slot)
             failed = seat.failed_by(device, attempt, now + round.offer)
             return _put(round, failed, WaitForDevices(1)) if failed is not seat else (round, [])

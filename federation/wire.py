@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from federation.errors import InputError
 from federation.layout import MODEL, Layout, Order, Place, layers_layout
-from federation.region import CHUNK, Region, Run
+from federation.region import CHUNK, Region, Span
 from federation.safetensors_codec import PREFIX, SafetensorsError, decode_header, header_length
 from federation.space import Kind, ParameterSpace, Vector
 
@@ -208,7 +208,7 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
     return CheckedUpdate(found, order.start + 4 * part.size)
 
 
-def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Run, Vector]]:
+def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iterator[tuple[Span, Vector]]:
     """Read (elements of the model's flat vector, their values) in ascending order; good until the next block."""
     raw = np.empty(4 * block, np.uint8)
     for offset, run in _runs(track.places):
@@ -240,11 +240,11 @@ def within(track: CheckedTrack, region: Region) -> CheckedTrack:
 
 def _runs(places: Iterable[Place]) -> Iterator[Place]:
     """Join pieces that are neighbours in the file and in the vector."""
-    begin, last = 0, Run(0, 1, 0, 0)
+    begin, last = 0, Span(0, 1, 0, 0)
     for offset, run in places:
         if run.rows == last.rows == 1 and (offset, run.start) == (begin + 4 * last.length, last.stop):
             length = last.length + run.length
-            last = Run(last.start, 1, length, length)
+            last = Span(last.start, 1, length, length)
         elif run.size:
             if last.size:
                 yield begin, last

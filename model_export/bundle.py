@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_runtime.bundle_files import file_ref, write_weights
-from edge_runtime.engine.session import Settings, inference_session, training_session
+from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from federation.capacity import capacity
 from federation.errors import InputError
 from federation.manifest import (
@@ -129,9 +129,9 @@ def _check_loads(manifest: Manifest, directory: Path) -> None:
     """Nothing leaves the exporter that a runtime does not load: the largest training graphs, and every layer."""
     for boundary in manifest.boundaries:
         if boundary.train and boundary.layer == 0:
-            training_session(directory / boundary.train.name, Settings())
+            training_session(directory / boundary.train.name, RuntimeSettings())
     for layer in manifest.layers:
-        inference_session(directory / layer.forward.name, Settings())
+        inference_session(directory / layer.forward.name, RuntimeSettings())
 
 
 def _check_target(out: Path) -> None:

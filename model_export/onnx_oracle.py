@@ -19,7 +19,7 @@ from model_export.bundle import load_graph
 from model_export.errors import ExportError
 from model_export.normalise import VALUE_PREFIX, make_batch_dynamic, to_supported_opset
 from model_export.oracle import StepResult
-from model_export.ort_artifacts import OrtTrainingStep, unsupported, write_artifacts
+from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 from model_export.shapes import run_everything
 from model_export.source import ModelSource
@@ -36,7 +36,7 @@ class OnnxOracle:
         graph, layers = load_graph(source)
         self._graph = graph
         self._layers = layers
-        self._steps: dict[int, OrtTrainingStep | None] = {}
+        self._steps: dict[int, ArtifactStep | None] = {}
         if [layer.name for layer in self._layers] != [layer.name for layer in manifest.layers]:
             raise ExportError("the ONNX file has other layers than the bundle: it changed since the export")
 
@@ -71,7 +71,7 @@ class OnnxOracle:
         statistics = {p.name: values[p.name] for p in mine if p.kind == "statistic"}
         return StepResult(*step.loss_and_gradients(weights, statistics, entering, labels, seed))
 
-    def _prepare(self, boundary: Boundary) -> OrtTrainingStep | None:
+    def _prepare(self, boundary: Boundary) -> ArtifactStep | None:
         """The artifacts of a suffix, made from the file anew, not those of the bundle."""
         suffix, loss = self._layers[boundary.layer :], self._manifest.loss
         if not self._has_training:
@@ -84,7 +84,7 @@ class OnnxOracle:
         with tempfile.TemporaryDirectory() as folder:
             statistics = [p.name for p in parameters if p.kind == "statistic"]
             write_artifacts(forward, trained, statistics, loss, Path(folder))
-            return OrtTrainingStep(Path(folder))
+            return ArtifactStep(Path(folder))
 
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
         return vector

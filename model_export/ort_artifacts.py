@@ -29,7 +29,7 @@ from model_export.ort_runner import (
     LABELS_INPUT,
     OPTIMIZER_MODEL,
     TRAINING_MODEL,
-    OrtTrainingStep,
+    ArtifactStep,
     training_module,
 )
 from model_export.quiet import silence
@@ -38,7 +38,7 @@ LOSS_OUTPUT = "loss"
 NO_LABEL = -100  # a number that no label has
 NEWEST_IR = 10  # the newest that onnxruntime 1.19.2 loads
 
-__all__ = ["Loss", "OrtTrainingStep", "unsupported", "write_artifacts"]
+__all__ = ["ArtifactStep", "Loss", "unsupported", "write_artifacts"]
 
 
 def write_artifacts(

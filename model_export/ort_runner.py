@@ -37,7 +37,7 @@ def training_module(name: str) -> Any:
     return importlib.import_module(f"onnxruntime.training.{name}")
 
 
-class OrtTrainingStep:
+class ArtifactStep:
     """Loss and gradients of the artifacts in a directory. Nothing is updated but batch-norm statistics."""
 
     def __init__(self, directory: Path, *, threads: int = 1) -> None:

@@ -41,7 +41,7 @@ NO_RULE = ".*batching rule"  # PyTorch's warning: it takes the devices of a stac
 
 
 @dataclass(frozen=True)
-class LocalResult:
+class StackedResult:
     """What a local step leaves behind, in memory of its own."""
 
     x: Vector
@@ -106,7 +106,7 @@ class StackedTrainer:
         except NonFiniteLoss as error:
             return error
         local = outcome.local
-        moved = LocalResult(local.x.copy(), local.rates, local.update(), local.state())
+        moved = StackedResult(local.x.copy(), local.rates, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
 
     def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
@@ -206,7 +206,7 @@ class _Stack:
             seconds={"wall": seconds, "together": len(self.tasks)},
         )
         own = {name: self.step.row(vector, row) for name, vector in state.items()}
-        return Outcome(x, LocalResult(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
+        return Outcome(x, StackedResult(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
 
     def _reader(self) -> Callable[[int], tuple[NDArray[Any], NDArray[Any]]]:
         """Return a function that reads the inputs of the boundary's layer and the labels of a step, by its number."""

@@ -25,7 +25,7 @@ from edge_runtime.bundle_files import read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.engine import GradientStep
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
@@ -191,7 +191,7 @@ class _Portable:
             if self.__dict__.pop("_layers", None) is not None:
                 self._forget_layers()
             self._version = task.round
-        samples, settings = self._worker.samples(device), Settings(threads=1)
+        samples, settings = self._worker.samples(device), RuntimeSettings(threads=1)
         trainer = Trainer(self._worker.bundle, self._layers, samples, settings=settings, measures_memory=False)
         try:
             return trainer.run(task, received)
@@ -209,11 +209,11 @@ class _Portable:
         return source
 
     def open_step(self, boundary: Boundary) -> GradientStep:
-        return open_step(self._worker.bundle, self._worker.manifest, boundary, "portable", Settings(threads=1))
+        return open_step(self._worker.bundle, self._worker.manifest, boundary, "portable", RuntimeSettings(threads=1))
 
     def score(self, samples: SharedSamples, weights: Vector) -> Score:
         source, plan = GlobalSource(self._worker.manifest), ForwardPlan(folder=self._worker.folder)
-        evaluator = Evaluator(self._worker.bundle, source, 0, samples, settings=Settings(threads=1), plan=plan)
+        evaluator = Evaluator(self._worker.bundle, source, 0, samples, settings=RuntimeSettings(threads=1), plan=plan)
         return evaluator.score(weights)
 
     def one_thread(self) -> AbstractContextManager[None]:

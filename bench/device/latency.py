@@ -343,7 +343,7 @@ PHONE_WEAKER: Mapping[tuple[Method, str], Figures] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TierComparison:
     """One line relative to training everything on the same device; I/O relative to the forward pass of that."""
 
     method: Method
@@ -355,18 +355,18 @@ class Comparison:
     total: float
 
 
-def compare_with_phone(found: LatencyReport) -> list[Comparison]:
+def compare_with_phone(found: LatencyReport) -> list[TierComparison]:
     """The published figures beside this device's, each relative to its own strong row; nothing for other models."""
     if found.model != PHONE_MODEL:
         return []
     lines = []
     for (method, tier), figures in PHONE_WEAKER.items():
-        lines.append(Comparison(method, tier, PHONE, *_relative(figures, PHONE_STRONG[method])))
+        lines.append(TierComparison(method, tier, PHONE, *_relative(figures, PHONE_STRONG[method])))
         for row in found.rows:
             strong = found.strong(row.engine)
             if (row.method, row.tier) == (method, tier) and strong is not None:
                 where = f"here, {row.engine}"
-                lines.append(Comparison(method, tier, where, *_relative(_figures(row), _figures(strong))))
+                lines.append(TierComparison(method, tier, where, *_relative(_figures(row), _figures(strong))))
     return lines
 
 

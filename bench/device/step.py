@@ -26,7 +26,7 @@ from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from federation.errors import InputError, MissingPackage, VerificationError
 from federation.manifest import Boundary, Loss, Manifest
 from model_export.bundle import Choices, export_bundle
@@ -172,7 +172,7 @@ class _Case:
     def __init__(self, source: ModelSource, manifest: Manifest, directory: Path, batch: int, threads: int) -> None:
         self.manifest = manifest
         self.directory = directory
-        self.settings = Settings(threads)
+        self.settings = RuntimeSettings(threads)
         self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
         self.labels = random_labels(manifest, batch, SEED)
         self.entering = [source.sample(batch, SEED)]
@@ -189,7 +189,7 @@ def _steps(case: _Case, boundary: Boundary, notes: list[str]) -> dict[str, Step]
     if case.source.build is not None:  # a fresh module each time: a step moves its statistics
         suffix = suffix_module(case.source.module(), case.entering[0], x, boundary.layer)
     if suffix is not None:
-        steps["torch"] = TorchStep(suffix, case.manifest.loss, x, labels, boundary.last_steps)
+        steps["torch"] = TimedTorchStep(suffix, case.manifest.loss, x, labels, boundary.last_steps)
     else:
         notes.append(f"torch: no part of the module starts at {boundary.name}, so PyTorch is not timed there")
     for engine in ("portable", "ort-training") if boundary.ort_training else ("portable",):
@@ -199,7 +199,7 @@ def _steps(case: _Case, boundary: Boundary, notes: list[str]) -> dict[str, Step]
     return steps
 
 
-class TorchStep:
+class TimedTorchStep:
     """PyTorch eager on the trained part alone: its input is the stored activation and needs no gradient."""
 
     def __init__(

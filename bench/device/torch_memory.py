@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.device.step import TorchStep, suffix_module
+from bench.device.step import TimedTorchStep, suffix_module
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.measure import RATE, answer_request, random_inputs, random_labels_of
@@ -44,7 +44,7 @@ def measure_torch(request: dict[str, Any]) -> dict[str, Any]:
         entry = manifest.layers[boundary.layer].input
         x = random_inputs(entry, request["batch"], manifest.vocabulary)
         labels = random_labels_of(manifest, request["batch"])
-        step = TorchStep(_filled(part), manifest.loss, x, labels, boundary.last_steps)
+        step = TimedTorchStep(_filled(part), manifest.loss, x, labels, boundary.last_steps)
         optimiser = torch.optim.SGD(part.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
         for _ in range(request["iterations"]):
             step()

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, one registry per application. What the database knows is read when somebody asks."""
+"""Numbers for Prometheus, one registry per application. What the database knows is read when a client asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices need of some algorithms beside the weights: a part of a vector, somebody else's local model, and
+"""What devices need of some algorithms beside the weights: a part of a vector, another device's local model, and
 whether what they keep is of use."""
 
 from __future__ import annotations

@@ -80,5 +80,5 @@ def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterato
 
 
 def _cell(value: Any) -> Any:
-    """A device writes its own words into reports: none may become a formula in somebody's spreadsheet."""
+    """A device writes its own words into reports: none may become a formula in a spreadsheet."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value

@@ -24,7 +24,7 @@ _LONGEST_LINE = 64 << 20
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What the first line tells."""
 
     delimiter: str
@@ -55,7 +55,7 @@ def read_table(
     return features, numbers[codes], class_names, layout.column(layout.label)
 
 
-def _read_layout(path: Path, name: str, label: str | None) -> Layout:
+def _read_layout(path: Path, name: str, label: str | None) -> TableLayout:
     with path.open(encoding=_ENCODING, newline="") as file:
         skip, line = 0, file.readline(_LONGEST_LINE)
         while line and not line.strip():
@@ -74,7 +74,7 @@ def _read_layout(path: Path, name: str, label: str | None) -> Layout:
     features = [cell for number, cell in enumerate(cells) if number != column]
     named = known is not None or (label is not None and not _is_column_number(label))
     header = named or not all(_is_number(cell) for cell in features)
-    return Layout(delimiter, len(cells), column, cells if header else None, skip + header)
+    return TableLayout(delimiter, len(cells), column, cells if header else None, skip + header)
 
 
 def _label_column(name: str, label: str | None, cells: list[str], known: int | None) -> int:
@@ -90,7 +90,9 @@ def _label_column(name: str, label: str | None, cells: list[str], known: int | N
     raise DataError(f"{name} has no column named {label!r}; its first line has: {shown}")
 
 
-def _read_columns(path: Path, name: str, layout: Layout, dtype: np.dtype[Any]) -> tuple[Array, dict[str, int], Array]:
+def _read_columns(
+    path: Path, name: str, layout: TableLayout, dtype: np.dtype[Any]
+) -> tuple[Array, dict[str, int], Array]:
     """Read features; every different label with its code; the code of each line's label."""
     texts: dict[str, int] = {}
     codes = array("q")
@@ -128,7 +130,7 @@ def _read_columns(path: Path, name: str, layout: Layout, dtype: np.dtype[Any]) -
 
 
 def _label_numbers(
-    path: Path, name: str, layout: Layout, texts: list[str], manifest: Manifest
+    path: Path, name: str, layout: TableLayout, texts: list[str], manifest: Manifest
 ) -> tuple[Array, list[str] | None]:
     """Number every different label: what it says, or else the place of the class's name among all."""
     words = [text for text in texts if not _is_number(text)]
@@ -147,7 +149,7 @@ def _label_numbers(
     return np.array([places[text] for text in texts], np.int64), names
 
 
-def _explain(path: Path, name: str, layout: Layout, dtype: np.dtype[Any], reason: str) -> NoReturn:
+def _explain(path: Path, name: str, layout: TableLayout, dtype: np.dtype[Any], reason: str) -> NoReturn:
     """Read again, slowly, to find the line and the column that are wrong."""
     empty = True
     for line, cells in _lines(path, layout):
@@ -163,7 +165,7 @@ def _explain(path: Path, name: str, layout: Layout, dtype: np.dtype[Any], reason
     raise DataError(f"{name} cannot be read: {reason}")
 
 
-def _lines(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+def _lines(path: Path, layout: TableLayout) -> Iterator[tuple[int, list[str]]]:
     with path.open(encoding=_ENCODING, newline="") as file:
         reader = csv.reader(file, delimiter=layout.delimiter)
         try:

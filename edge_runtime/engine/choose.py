@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from edge_runtime.engine.ort_training import OrtTrainingStep, is_available
 from edge_runtime.engine.portable import TrainingStep
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from federation.errors import InputError, MissingPackage
 from federation.manifest import Boundary, Manifest
 
@@ -41,7 +41,7 @@ def open_step(
     manifest: Manifest,
     boundary: Boundary,
     engine: EngineName = "portable",
-    settings: Settings | None = None,
+    settings: RuntimeSettings | None = None,
     *,
     trace: Path | None = None,
 ) -> Step:

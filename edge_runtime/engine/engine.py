@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.engine.choose import EngineName, Step, open_step
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan, Inputs, store_activations
 from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
@@ -51,7 +51,7 @@ class Engine(Protocol):
 class OnnxEngine:
     """The graphs of a bundle on onnxruntime: what a device runs."""
 
-    def __init__(self, directory: Path, source: LayerSource, name: EngineName, settings: Settings) -> None:
+    def __init__(self, directory: Path, source: LayerSource, name: EngineName, settings: RuntimeSettings) -> None:
         """Take training graphs from `directory`, the frozen layers from `source`."""
         self.directory = directory
         self.source = source

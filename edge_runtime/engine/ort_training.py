@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from edge_runtime.engine.session import Settings, training_session
+from edge_runtime.engine.session import RuntimeSettings, training_session
 from edge_runtime.engine.step import BoundStep, Wire
 from federation.errors import MissingPackage
 from federation.space import ParameterSpace
@@ -39,14 +39,14 @@ class OrtTrainingStep(BoundStep):
         directory: Path,
         space: ParameterSpace,
         first_layer: int,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         *,
         trace: Path | None = None,
     ) -> None:
         if not is_available():
             raise MissingPackage("onnxruntime-training-cpu", "ort-training")
         super().__init__(space, first_layer)
-        session = training_session(directory / TRAINING_MODEL, settings or Settings(), trace=trace)
+        session = training_session(directory / TRAINING_MODEL, settings or RuntimeSettings(), trace=trace)
         weights = [name for name, kind in self.kinds.items() if kind == "weight"]
         self._statistics = [(self.results[n], self.values[n]) for n, kind in self.kinds.items() if kind != "weight"]
         # Statistics are updated where they lie, so the session is given those in the gradient vector.

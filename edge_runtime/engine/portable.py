@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edge_runtime.engine.session import Settings, inference_session, training_session
+from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from edge_runtime.engine.step import BoundStep, Wire
 from federation.space import ParameterSpace
 
@@ -15,8 +15,8 @@ from federation.space import ParameterSpace
 class LayerForward:
     """One frozen layer: its weights come from the file beside the graph."""
 
-    def __init__(self, graph: Path, settings: Settings | None = None) -> None:
-        self._session = inference_session(graph, settings or Settings())
+    def __init__(self, graph: Path, settings: RuntimeSettings | None = None) -> None:
+        self._session = inference_session(graph, settings or RuntimeSettings())
 
     def __call__(self, batch: NDArray[Any]) -> NDArray[Any]:
         output: NDArray[Any] = self._session.run(["output"], {"input": batch})[0]
@@ -33,7 +33,7 @@ class TrainingStep(BoundStep):
         graph: Path | bytes,
         space: ParameterSpace,
         first_layer: int,
-        settings: Settings | None = None,
+        settings: RuntimeSettings | None = None,
         *,
         trace: Path | None = None,
     ) -> None:
@@ -41,7 +41,7 @@ class TrainingStep(BoundStep):
         inputs = [Wire(name, value) for name, value in self.values.items()]
         endings = {"weight": ".grad", "statistic": ".new"}
         outputs = [Wire(name + endings[self.kinds[name]], result) for name, result in self.results.items()]
-        self.connect(training_session(graph, settings or Settings(), trace=trace), inputs, outputs)
+        self.connect(training_session(graph, settings or RuntimeSettings(), trace=trace), inputs, outputs)
         self.rebind()
 
     def rebind(self) -> None:

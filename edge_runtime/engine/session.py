@@ -18,7 +18,7 @@ Profile = Literal["fast", "low_memory"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class RuntimeSettings:
     """How a device computes. The defaults behave when several agents share a machine."""
 
     threads: int = 1
@@ -32,7 +32,7 @@ class Settings:
             raise InputError(f"profile: expected {' or '.join(get_args(Profile))}, got {self.profile!r}")
 
 
-def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
+def inference_session(graph: Path, settings: RuntimeSettings) -> ort.InferenceSession:
     """Open a frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file."""
     options = _options(settings)
     disabled: list[str] = []
@@ -43,7 +43,9 @@ def inference_session(graph: Path, settings: Settings) -> ort.InferenceSession:
     return _open(graph, options, disabled)
 
 
-def training_session(graph: Path | bytes, settings: Settings, *, trace: Path | None = None) -> ort.InferenceSession:
+def training_session(
+    graph: Path | bytes, settings: RuntimeSettings, *, trace: Path | None = None
+) -> ort.InferenceSession:
     """Open a training graph, to be run exactly as it was written.
 
     The exporter decides in which order nodes run and what is computed twice, because that decides how much is alive at
@@ -60,7 +62,7 @@ def training_session(graph: Path | bytes, settings: Settings, *, trace: Path | N
     return _open(graph, options)
 
 
-def _options(settings: Settings) -> ort.SessionOptions:
+def _options(settings: RuntimeSettings) -> ort.SessionOptions:
     _share_arena()
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.threads

@@ -16,7 +16,7 @@ import typer
 from embrace.cli import show
 
 if TYPE_CHECKING:
-    from embrace.demo.results import Outcome, RoundResult, View
+    from embrace.demo.results import DemoOutcome, RoundResult, View
 
 # Where a device's time goes: heading, and the parts of edge_runtime/timing.py that it sums up.
 PARTS = {
@@ -140,7 +140,7 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _print(outcome: Outcome, keep: Path | None) -> None:
+def _print(outcome: DemoOutcome, keep: Path | None) -> None:
     screen = show.console()
     screen.print(_rounds_table(outcome))
     screen.print(_work_table(outcome))
@@ -158,7 +158,7 @@ def _print(outcome: Outcome, keep: Path | None) -> None:
     screen.print(f"Done in {outcome.seconds:.1f} s; {left}.", markup=False)
 
 
-def _rounds_table(outcome: Outcome) -> Any:
+def _rounds_table(outcome: DemoOutcome) -> Any:
     rows = [
         (row.round or "untrained", _share(row.accuracy), _loss(row.loss), row.updates, f"{row.seconds:.1f}")
         for row in outcome.rounds
@@ -167,7 +167,7 @@ def _rounds_table(outcome: Outcome) -> Any:
     return show.table(title, ("round", "accuracy", "training loss", "updates", "seconds"), rows)
 
 
-def _work_table(outcome: Outcome) -> Any:
+def _work_table(outcome: DemoOutcome) -> Any:
     most = max(len(row.layers) for row in outcome.devices)
     rows = [
         (
@@ -186,7 +186,7 @@ def _work_table(outcome: Outcome) -> Any:
     return show.table("who trained what, and what each would have reached alone", columns, rows, left=2)
 
 
-def _cost_table(outcome: Outcome) -> Any:
+def _cost_table(outcome: DemoOutcome) -> Any:
     devices = outcome.devices
 
     def memory(count: int | None) -> str:

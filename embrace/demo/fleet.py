@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from edge_runtime.budget import parse_size
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.data import Samples, from_arrays
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer
 from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, Processes, served_at, undisturbed
-from embrace.demo.results import DeviceResult, Outcome, RoundResult, View
+from embrace.demo.results import DemoOutcome, DeviceResult, RoundResult, View
 from federation.axes.local import Momentum
 from federation.errors import EmbraceError, InputError, NonFiniteLoss
 from federation.manifest import Manifest
@@ -71,7 +71,7 @@ by = "samples"
 
 
 @dataclass(frozen=True)
-class Member:
+class DemoAgent:
     """A device of the fleet."""
 
     name: str
@@ -80,10 +80,10 @@ class Member:
 
 
 FLEET = (
-    Member("strong", "strong", "128MB"),
-    Member("moderate", "moderate", "96MB"),
-    Member("weak-1", "weak", "80MB"),
-    Member("weak-2", "weak", "80MB"),
+    DemoAgent("strong", "strong", "128MB"),
+    DemoAgent("moderate", "moderate", "96MB"),
+    DemoAgent("weak-1", "weak", "80MB"),
+    DemoAgent("weak-2", "weak", "80MB"),
 )
 
 
@@ -139,7 +139,7 @@ def workspace(keep: Path | None) -> Iterator[Path]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def run_fleet(directory: Path, rounds: int, show: Show = lambda view: None) -> Outcome:
+def run_fleet(directory: Path, rounds: int, show: Show = lambda view: None) -> DemoOutcome:
     """Run the demo in an empty directory. When it returns or raises, no process is left."""
     started = time.perf_counter()
     for package in NEEDED:
@@ -158,7 +158,7 @@ def run_fleet(directory: Path, rounds: int, show: Show = lambda view: None) -> O
         _device_result(manifest, member, share, fleet, look.alone(member, share, rounds))
         for member, share in zip(FLEET, shares)
     ]
-    return Outcome(len(held_out[1]), look.rounds, devices, look.notes, time.perf_counter() - started)
+    return DemoOutcome(len(held_out[1]), look.rounds, devices, look.notes, time.perf_counter() - started)
 
 
 class Lookout:
@@ -173,7 +173,7 @@ class Lookout:
         self.notes: list[str] = []
         self._source = BundleSource(bundle, manifest)
         self._first = np.array(map_weights(bundle / manifest.weights.name, manifest.space))
-        self._evaluator = Evaluator(bundle, self._source, 0, held_out, settings=Settings(), plan=ForwardPlan())
+        self._evaluator = Evaluator(bundle, self._source, 0, held_out, settings=RuntimeSettings(), plan=ForwardPlan())
 
     def tell(self, doing: str) -> None:
         self._show(View(doing, list(self.rounds), list(self.seats), list(self.notes)))
@@ -181,7 +181,7 @@ class Lookout:
     def score(self, weights: Vector) -> float:
         return self._evaluator.score(weights).accuracy or 0.0
 
-    def alone(self, member: Member, share: Digits, rounds: int) -> float:
+    def alone(self, member: DemoAgent, share: Digits, rounds: int) -> float:
         """Train one device's data alone with as many steps, at the rate that suits it best."""
         boundary = self.manifest.boundary(member.tier)
         mine = self.manifest.space.suffix(boundary.layer)
@@ -348,7 +348,7 @@ class Fleet:
         return found
 
 
-def _device_result(manifest: Manifest, member: Member, share: Digits, fleet: Fleet, alone: float) -> DeviceResult:
+def _device_result(manifest: Manifest, member: DemoAgent, share: Digits, fleet: Fleet, alone: float) -> DeviceResult:
     boundary = manifest.boundary(member.tier)
     lines = fleet.processes.output(member.name).read_text().splitlines()
     reports = [json.loads(line) for line in lines if line.startswith("{")]

@@ -49,7 +49,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """The whole demo."""
 
     held_out: int

@@ -16,7 +16,7 @@ from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples, from_arrays
 from edge_runtime.engine.choose import EngineName, Step, open_step
 from edge_runtime.engine.ort_training import is_available
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.layers import BundleSource
 from federation.manifest import Boundary, Manifest
 from federation.narrow import take_corners
@@ -226,4 +226,4 @@ def without_graphs(boundary: Boundary) -> Boundary:
     return replace(boundary, train=None, ort_training=())
 
 
-LOW_MEMORY = Settings(profile="low_memory")
+LOW_MEMORY = RuntimeSettings(profile="low_memory")

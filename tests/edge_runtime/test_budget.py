@@ -11,7 +11,7 @@ import pytest
 from edge_runtime import budget
 from edge_runtime.budget import Trial, allow, largest_fitting, parse_size, predicted_peak, remembered
 from edge_runtime.bundle_files import read_manifest
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from federation.capacity import predicted_memory
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
@@ -105,15 +105,15 @@ def test_a_real_trial_is_made_once_and_remembered(
     directory: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = manifest.boundary("weak")
-    first = remembered(directory, manifest, 8, "auto", Settings(), tmp_path)(weak)
+    first = remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak)
     assert first.anonymous > predicted_memory(manifest, weak, 8).activations
     assert first.forward_share is not None and 0 < first.forward_share < 1
     monkeypatch.setattr(budget, "measure", lambda case: pytest.fail("measured again"))
-    assert remembered(directory, manifest, 8, "auto", Settings(), tmp_path)(weak) == first
+    assert remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak) == first
     (written,) = (tmp_path / "trials").iterdir()
     written.write_text("{broken")
     with pytest.raises(pytest.fail.Exception):  # a file that cannot be read is as good as none
-        remembered(directory, manifest, 8, "auto", Settings(), tmp_path)(weak)
+        remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak)
 
 
 def test_a_named_boundary_that_does_not_fit_is_answered_with_one_that_does(
@@ -186,6 +186,6 @@ def test_unknown_words_are_refused(
 def test_trials_know_the_engine_and_the_batch(directory: Path, manifest: Manifest, tmp_path: Path) -> None:
     weak = replace(manifest.boundary("fc"))
     for batch in (2, 4):
-        remembered(directory, manifest, batch, "portable", Settings(), tmp_path)(weak)
+        remembered(directory, manifest, batch, "portable", RuntimeSettings(), tmp_path)(weak)
     (written,) = (tmp_path / "trials").iterdir()
     assert len(json.loads(written.read_text())) == 2

@@ -13,7 +13,7 @@ import pytest
 from edge_runtime.engine import ort_training
 from edge_runtime.engine.choose import choose_engine, open_step
 from edge_runtime.engine.portable import LayerForward, TrainingStep
-from edge_runtime.engine.session import Settings, is_out_of_memory
+from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
 from edge_runtime.engine.trace import _read, divide
 from edge_runtime.memory import current_memory
 from federation.errors import BundleError, EmbraceError, InputError, MissingPackage
@@ -257,14 +257,14 @@ def test_profiles_and_threads_agree_on_frozen_layers(digits, resnet8):
             fast = LayerForward(graph)(x)
             assert fast.shape == (5, *layer.output.shape)
             assert relative(LayerForward(graph, LOW_MEMORY)(x), fast) < 1e-5
-            assert relative(LayerForward(graph, Settings(2, spinning=True))(x), fast) < 1e-5
+            assert relative(LayerForward(graph, RuntimeSettings(2, spinning=True))(x), fast) < 1e-5
             x = fast
 
 
 def test_settings_are_checked():
     for threads in (0, 257):
         with pytest.raises(InputError, match=f"threads: expected a number from 1 to 256, got {threads}"):
-            Settings(threads)
+            RuntimeSettings(threads)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from edge_runtime import evaluate
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
@@ -16,7 +16,7 @@ from federation.errors import DiskFull, InputError, OutOfMemory
 
 def evaluator(bundle, samples, plan: ForwardPlan) -> Evaluator:
     source = BundleSource(bundle.directory, bundle.manifest)
-    return Evaluator(bundle.directory, source, 3, samples, settings=Settings(), plan=plan)
+    return Evaluator(bundle.directory, source, 3, samples, settings=RuntimeSettings(), plan=plan)
 
 
 def test_a_folder_that_cannot_be_made(digits, samples, tmp_path):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge_runtime import forward
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan, groups, store_activations
 from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.timing import Stopwatch
@@ -52,10 +52,12 @@ def test_groups_follow_the_memory(sizes, memory, profile, data):
         assert part and memory is not None and taken + each * sizes[following[0]] > memory
 
 
-def frozen(bundle: Bundle, stop: int, x: np.ndarray, plan: ForwardPlan, settings: Settings | None = None, source=None):
+def frozen(
+    bundle: Bundle, stop: int, x: np.ndarray, plan: ForwardPlan, settings: RuntimeSettings | None = None, source=None
+):
     source = source or BundleSource(bundle.directory, bundle.manifest)
     return store_activations(
-        source, range(stop), lambda a, b: x[a:b], len(x), plan, settings or Settings(), Stopwatch()
+        source, range(stop), lambda a, b: x[a:b], len(x), plan, settings or RuntimeSettings(), Stopwatch()
     )
 
 
@@ -75,7 +77,7 @@ def test_it_does_not_matter_how_layers_are_run(digits, images, tmp_path):
     usual = frozen(digits, 4, x, ForwardPlan()).rows(0, 50)
     for batch in (1, 7, 50, 64):
         for memory in (None, ONE_BY_ONE, 8 * 1000):
-            for settings in (Settings(), LOW_MEMORY):
+            for settings in (RuntimeSettings(), LOW_MEMORY):
                 for folder in (None, tmp_path):
                     store = frozen(digits, 4, x, ForwardPlan(batch, memory, folder=folder), settings)
                     assert relative(store.rows(0, 50), usual) < 1e-5, (batch, memory, settings, folder)
@@ -117,7 +119,7 @@ def test_no_more_than_one_group_is_loaded_and_one_fetched(digits, images, memory
         lambda a, b: images[0][a:b],
         10,
         ForwardPlan(4, memory),
-        Settings(),
+        RuntimeSettings(),
         Stopwatch(),
         lambda name, done, total: sizes.append(len(CountedLayer.alive)),
     )
@@ -153,7 +155,14 @@ def test_the_next_layer_is_fetched_while_this_one_is_computed(digits, images):
 
     watch = Stopwatch()
     store_activations(
-        source, range(4), lambda a, b: images[0][a:b], 10, ForwardPlan(10, ONE_BY_ONE), Settings(), watch, computing
+        source,
+        range(4),
+        lambda a, b: images[0][a:b],
+        10,
+        ForwardPlan(10, ONE_BY_ONE),
+        RuntimeSettings(),
+        watch,
+        computing,
     )
     assert source.fetched == [0, 1, 2, 3]
     assert watch.hidden_download > 0
@@ -167,7 +176,7 @@ def test_progress_goes_up_to_the_end(digits, images):
         lambda a, b: images[0][a:b],
         10,
         ForwardPlan(4, ONE_BY_ONE),
-        Settings(),
+        RuntimeSettings(),
         Stopwatch(),
         lambda *progress: seen.append(progress),
     )
@@ -230,7 +239,7 @@ def test_inputs_that_fail_in_a_later_batch_leave_nothing(digits, images, tmp_pat
 
     source = BundleSource(digits.directory, digits.manifest)
     with pytest.raises(OSError, match="the data went away"):
-        store_activations(source, range(2), inputs, 20, ForwardPlan(8, folder=tmp_path), Settings(), Stopwatch())
+        store_activations(source, range(2), inputs, 20, ForwardPlan(8, folder=tmp_path), RuntimeSettings(), Stopwatch())
     check_nothing_is_left(tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from edge_runtime.data import from_arrays
 from edge_runtime.engine.engine import OnnxEngine
 from edge_runtime.engine.ordered_dropout import OrderedDropoutStep, draw_width, open_coverage
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer, batches, step_seed
 from federation.axes.local import LocalStep, Momentum, Start, WeightDecay, runs
@@ -24,7 +24,7 @@ TEXTS = ["conv1|conv1@0.45|conv1@0.2", "conv1@0.75|conv1@0.2"]
 def opened(bundle, text, engine="portable"):
     source = BundleSource(bundle.directory, bundle.manifest)
     covered = coverage(bundle.manifest, text)
-    step = open_coverage(OnnxEngine(bundle.directory, source, engine, Settings()), bundle.manifest, covered)
+    step = open_coverage(OnnxEngine(bundle.directory, source, engine, RuntimeSettings()), bundle.manifest, covered)
     step.parameters[:] = bundle.suffix(covered.boundary.name)
     return covered, step
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import Augmentation, from_arrays
 from edge_runtime.engine.engine import OnnxEngine
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches, step_seed
@@ -89,7 +89,9 @@ class CountingEngine(OnnxEngine):
     """A device's engine behind a name of its own that counts what it is asked for."""
 
     def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle.directory, BundleSource(bundle.directory, bundle.manifest), "portable", Settings())
+        super().__init__(
+            bundle.directory, BundleSource(bundle.directory, bundle.manifest), "portable", RuntimeSettings()
+        )
         self.asked: list[str] = []
 
     def open_step(self, boundary):
@@ -363,7 +365,9 @@ def test_local_momentum_goes_on_where_it_was(digits, samples):
 
 
 def test_the_report_says_what_was_done(digits, samples):
-    found = train(digits, samples, WEAK, settings=Settings(profile="low_memory"), plan=ForwardPlan(memory=1)).report
+    found = train(
+        digits, samples, WEAK, settings=RuntimeSettings(profile="low_memory"), plan=ForwardPlan(memory=1)
+    ).report
     assert (found.status, found.boundary, found.engine, found.profile) == ("done", "dense", "portable", "low_memory")
     assert (found.steps, found.batch, found.samples, found.round) == (8, 32, 200, 0)
     assert found.seconds["wall"] > 0 and set(found.seconds["forward"]) == {"conv1", "conv2", "conv3"}

@@ -18,7 +18,7 @@ import numpy as np
 from edge_runtime.agent import Agent, Device
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.client import DeviceClient
-from edge_runtime.engine.session import Settings
+from edge_runtime.engine.session import RuntimeSettings
 from embrace.client import Client
 from federation.messages import Report
 from federation.space import Vector
@@ -111,7 +111,7 @@ def write_device(simulated: SimulatedFleet, device: SimulatedDevice, folder: Pat
 def device_of(folder: Path | str, name: str, tier: str | None) -> Device:
     """A device whose data is there."""
     data, work = Path(folder) / f"{name}.npz", Path(folder) / name
-    return Device(str(data), work, tier=tier, engine="portable", settings=Settings(threads=1))
+    return Device(str(data), work, tier=tier, engine="portable", settings=RuntimeSettings(threads=1))
 
 
 def make_agent(url: str, token: str, device: Device, client: type[DeviceClient] = DeviceClient) -> Agent:

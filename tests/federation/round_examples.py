@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from federation.axes.participate import Participation
-from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskFailed, UpdateArrived
+from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
 from federation.rounds import (
     Abandon,
     CloseRequested,
@@ -75,7 +75,7 @@ FACTS: tuple[Event, ...] = (
     DevicesLeft(("a",)),
     LeaseTaken("a", 0),
     UpdateArrived("a", 0, 1),
-    TaskFailed("a", 0, 1),
+    TaskReturned("a", 0, 1),
     Tick(),
     Resumed(5.0),
     CloseRequested(),

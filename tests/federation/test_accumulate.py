@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from federation.accumulate import ROUNDING_RANGE, Accumulator
 from federation.errors import InputError
 from federation.layout import layers_layout
-from federation.region import Region, Run, of_layers, whole
+from federation.region import Region, Span, of_layers, whole
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.wire import Limits, UpdateDecoder, encode_layers, read_blocks
 
@@ -36,16 +36,16 @@ def empty(space: ParameterSpace = SPACE, max_value: float = MAX_VALUE, max_weigh
     return Accumulator(space, max_value=max_value, max_weight=max_weight)
 
 
-def run(start: int, stop: int) -> Run:
+def run(start: int, stop: int) -> Span:
     """A plain slice."""
-    return Run(start, 1, stop - start, stop - start)
+    return Span(start, 1, stop - start, stop - start)
 
 
 def suffix(first_layer: int, space: ParameterSpace = SPACE) -> Region:
     return of_layers(space, range(first_layer, len(space.layers)))
 
 
-def cut(start: int, values: Vector, block: int) -> Iterator[tuple[Run, Vector]]:
+def cut(start: int, values: Vector, block: int) -> Iterator[tuple[Span, Vector]]:
     for at in range(0, values.size, block):
         part = values[at : at + block]
         yield run(start + at, start + at + part.size), part
@@ -266,7 +266,7 @@ def test_a_refused_update_changes_nothing(change: dict[str, Any], message: str) 
     total.fold(blocks=[(run(0, 9), ONES)], **good)
 
 
-def breaking() -> Iterator[tuple[Run, Vector]]:
+def breaking() -> Iterator[tuple[Span, Vector]]:
     yield run(0, 4), ONES[:4]
     raise OSError("the disk is gone")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from federation.accumulate import MOST_PARTS, Accumulator
 from federation.errors import InputError
-from federation.region import Region, Run, box, channel_part
+from federation.region import Region, Span, box, channel_part
 from federation.space import Parameter, ParameterSpace, Vector
 from tests.federation.regions import Known, everything, flat_mask, part_of, regions, spaces
 
@@ -234,15 +234,15 @@ def test_only_a_slice_of_one_layer_can_be_asked_about() -> None:
 @pytest.mark.parametrize(
     "blocks",
     [
-        [Run(0, 2, 1, 3), Run(6, 2, 1, 3)],
-        [Run(0, 1, 2, 2), Run(3, 1, 2, 2), Run(6, 1, 2, 2)],
-        [Run(0, 2, 2, 3)],
-        [Run(0, 3, 2, 3), Run(9, 1, 2, 2)],
-        [Run(3, 2, 2, 3), Run(0, 1, 2, 3)],
+        [Span(0, 2, 1, 3), Span(6, 2, 1, 3)],
+        [Span(0, 1, 2, 2), Span(3, 1, 2, 2), Span(6, 1, 2, 2)],
+        [Span(0, 2, 2, 3)],
+        [Span(0, 3, 2, 3), Span(9, 1, 2, 2)],
+        [Span(3, 2, 2, 3), Span(0, 1, 2, 3)],
     ],
     ids=["narrower", "rows as slices", "too few rows", "too many rows", "another order"],
 )
-def test_blocks_that_are_not_the_regions_are_refused(blocks: list[Run]) -> None:
+def test_blocks_that_are_not_the_regions_are_refused(blocks: list[Span]) -> None:
     """Of a parameter of three rows of three, the first two columns."""
     space = ParameterSpace([[Parameter("w", "weight", (3, 3))]])
     mask = np.zeros((3, 3), np.bool_)

@@ -16,7 +16,7 @@ from federation.cohort import (
     GrantLease,
     LeaseTaken,
     RejectUpdate,
-    TaskFailed,
+    TaskReturned,
     UpdateArrived,
 )
 from federation.rounds import (
@@ -66,7 +66,7 @@ class AnyRound(RuleBasedStateMachine):
         try:
             self.round, effects = advance(before, event, self.now)
         except RoundError:
-            assert not isinstance(event, (DevicesAvailable, DevicesLeft, LeaseTaken, UpdateArrived, TaskFailed, Tick))
+            assert not isinstance(event, (DevicesAvailable, DevicesLeft, LeaseTaken, UpdateArrived, TaskReturned, Tick))
             return ()
         self.facts.append((event, self.now))
         if isinstance(event, Resumed):
@@ -133,7 +133,7 @@ class AnyRound(RuleBasedStateMachine):
     def meddle(self, device: str, slot: int, attempt: int, failed: bool) -> None:
         seat = rounds._seat(self.round, slot)
         own = 1 <= attempt <= len(seat.holders) and seat.holders[attempt - 1] == device
-        effects = self.tell(TaskFailed(device, slot, attempt) if failed else UpdateArrived(device, slot, attempt))
+        effects = self.tell(TaskReturned(device, slot, attempt) if failed else UpdateArrived(device, slot, attempt))
         if not own and not failed:
             assert effects[-1] == RejectUpdate(device, "not_yours") or isinstance(effects[-1], CloseRound)
 
@@ -141,7 +141,7 @@ class AnyRound(RuleBasedStateMachine):
     def fail(self, device: str) -> None:
         seat = self.round.seat_of(device)
         if seat is not None:
-            self.tell(TaskFailed(device, seat.number, len(seat.holders)))
+            self.tell(TaskReturned(device, seat.number, len(seat.holders)))
 
     @rule(devices=st.lists(st.sampled_from(DEVICES), max_size=2))
     def leave(self, devices: list[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from federation.errors import InputError
-from federation.region import Run, box, channel_part, of_layers, whole
+from federation.region import Span, box, channel_part, of_layers, whole
 from federation.space import Parameter, ParameterSpace
 from tests.federation.regions import boxes, everything, flat_mask, part_of, regions, spaces, vector_of
 
@@ -25,7 +25,7 @@ SPACE = ParameterSpace(
 )
 
 
-def places(run: Run) -> NDArray[np.int64]:
+def places(run: Span) -> NDArray[np.int64]:
     """Which elements a run is."""
     rows = run.start + run.stride * np.arange(run.rows)
     return (rows[:, None] + np.arange(run.length)).ravel()
@@ -172,7 +172,7 @@ def test_weights_and_statistics(data: st.DataObject) -> None:
 
 def test_a_box_of_the_whole_shapes_is_everything() -> None:
     shapes = [[p.shape for p in layer] for layer in SPACE.layers]
-    assert box(SPACE, shapes).runs == whole(SPACE).runs == (Run(0, 1, SPACE.size, SPACE.size),)
+    assert box(SPACE, shapes).runs == whole(SPACE).runs == (Span(0, 1, SPACE.size, SPACE.size),)
 
 
 @given(st.data())

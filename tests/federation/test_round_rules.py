@@ -16,7 +16,7 @@ from federation.cohort import (
     RefuseLease,
     RejectUpdate,
     Seat,
-    TaskFailed,
+    TaskReturned,
     UpdateArrived,
 )
 from federation.errors import InputError
@@ -105,13 +105,13 @@ def test_slots_that_do_not_exist_are_not_yours(slot: int) -> None:
     round = collecting()
     assert advance(round, LeaseTaken("a", slot), 1.0) == (round, (RefuseLease("a", "not_yours"),))
     assert advance(round, UpdateArrived("a", slot, 1), 1.0) == (round, (RejectUpdate("a", "not_yours"),))
-    assert advance(round, TaskFailed("a", slot, 1), 1.0) == (round, ())
+    assert advance(round, TaskReturned("a", slot, 1), 1.0) == (round, ())
 
 
 def test_a_failed_task_is_free_for_another() -> None:
-    round, effects = advance(collecting(), TaskFailed("b", 1, 1), 1.0)
+    round, effects = advance(collecting(), TaskReturned("b", 1, 1), 1.0)
     assert (round.slots[1].state, effects) == ("failed", (WaitForDevices(1),))
-    assert advance(round, TaskFailed("b", 1, 1), 1.0) == (round, ())
+    assert advance(round, TaskReturned("b", 1, 1), 1.0) == (round, ())
     assert advance(round, UpdateArrived("b", 1, 1), 1.0)[1] == (RejectUpdate("b", "expired"),)
     assert advance(round, DevicesAvailable((member("b"),)), 2.0) == (round, ())  # not at once again
     round, _ = advance(round, DevicesAvailable((member("b"), member("d"))), 2.0)

@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 
 from federation.errors import InputError
 from federation.layout import MODEL, layers_layout
-from federation.region import Run, whole
+from federation.region import Span, whole
 from federation.space import Parameter, ParameterSpace
 from federation.wire import (
     BLOCK,
@@ -50,7 +50,7 @@ def test_golden_bytes() -> None:
     checked = decode(GOLDEN, TINY, 0)
     track = CheckedTrack(
         region=whole(TINY),
-        places=((128, Run(0, 1, 2, 2)), (136, Run(2, 1, 1, 1))),
+        places=((128, Span(0, 1, 2, 2)), (136, Span(2, 1, 1, 1))),
         squares=(5.0, 0.25),
         norm=math.sqrt(5.25),
         largest=2.0,

@@ -17,7 +17,7 @@ from onnx import numpy_helper, parser
 from federation.errors import MissingPackage
 from federation.manifest import Loss
 from model_export.errors import ExportError
-from model_export.ort_artifacts import OrtTrainingStep, write_artifacts
+from model_export.ort_artifacts import ArtifactStep, write_artifacts
 from model_export.ort_runner import training_module
 
 try:
@@ -61,7 +61,7 @@ def write(directory: Path, model: onnx.ModelProto | None = None, nominal: bool =
 def run(directory: Path) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
     given = values()
     statistics = {name: given.pop(name) for name in STATISTICS}
-    return OrtTrainingStep(directory).loss_and_gradients(given, statistics, X, LABELS)
+    return ArtifactStep(directory).loss_and_gradients(given, statistics, X, LABELS)
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_the_flat_buffer_has_the_order_given(tmp_path: Path) -> None:
 
 def test_gradients_are_those_of_the_last_step(tmp_path: Path) -> None:
     write(tmp_path)
-    step = OrtTrainingStep(tmp_path, threads=2)
+    step = ArtifactStep(tmp_path, threads=2)
     given, statistics = values(), {name: values()[name] for name in STATISTICS}
     loss, gradients, new = step.loss_and_gradients(given, statistics, X, LABELS)
     kept, moved = gradients["dense"].copy(), new["mean"].copy()
@@ -142,7 +142,7 @@ def test_a_seed_is_passed_where_the_graph_asks(tmp_path: Path) -> None:
     w = np.ones(2, np.float32)
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     write_artifacts(model, ["w"], [], MSE, tmp_path)
-    step, x = OrtTrainingStep(tmp_path), np.ones((1, 2), np.float32)
+    step, x = ArtifactStep(tmp_path), np.ones((1, 2), np.float32)
     losses = [step.loss_and_gradients({"w": w}, {}, x, 0 * x, seed)[0] for seed in (1, 3)]
     assert losses == [1.0, 9.0]
 
@@ -174,7 +174,7 @@ def test_a_parameter_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     given = {**values(), "dense": values()["dense"].T}
     with pytest.raises(ExportError, match="'dense'"):
-        OrtTrainingStep(tmp_path).loss_and_gradients(given, {}, X, LABELS)
+        ArtifactStep(tmp_path).loss_and_gradients(given, {}, X, LABELS)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,4 +182,4 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(MissingPackage, match=r"embrace-fl\[ort-training\]"):
         write(tmp_path)
     with pytest.raises(MissingPackage, match=r"embrace-fl\[ort-training\]"):
-        OrtTrainingStep(tmp_path)
+        ArtifactStep(tmp_path)

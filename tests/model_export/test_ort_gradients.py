@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from federation.errors import MissingPackage
 from federation.manifest import Loss
-from model_export.ort_artifacts import OrtTrainingStep, unsupported, write_artifacts
+from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 
 try:
@@ -205,7 +205,7 @@ def test_step_equals_pytorch(name: str, tmp_path: Path) -> None:
         drop_initial_states(model.forward)
     assert unsupported(model.forward, CROSS_ENTROPY) == []
     model.write(tmp_path)
-    step = OrtTrainingStep(tmp_path)
+    step = ArtifactStep(tmp_path)
     for batch in (3, 5):  # neither is the batch size of the export
         x, labels = data(name, batch, shape), torch.arange(batch) % 4
         parameters, statistics = model.values(model.trainable), model.values(model.statistics)
@@ -222,7 +222,7 @@ def test_one_value_per_channel_leaves_statistics_finite(tmp_path: Path) -> None:
     model.write(tmp_path)
     parameters, statistics = model.values(model.trainable), model.values(model.statistics)
     x, labels = np.ones((1, 6), np.float32), np.zeros(1, np.int64)
-    _, _, new = OrtTrainingStep(tmp_path).loss_and_gradients(parameters, statistics, x, labels)
+    _, _, new = ArtifactStep(tmp_path).loss_and_gradients(parameters, statistics, x, labels)
     assert all(np.isfinite(value).all() for value in new.values())
 
 
@@ -259,7 +259,7 @@ def test_loss_equals_pytorch(name: str, scale: float, tmp_path: Path) -> None:
     x = scale * data("", 5, (4,))
     with torch.no_grad():
         model.module.bias.mul_(scale)
-    value, gradients, _ = OrtTrainingStep(tmp_path).loss_and_gradients(
+    value, gradients, _ = ArtifactStep(tmp_path).loss_and_gradients(
         model.values(model.trainable), {}, x.numpy(), labels.numpy()
     )
     expected, reference_gradients, _ = torch_step(model.module, x, labels, reference)
@@ -271,7 +271,7 @@ def test_a_batch_without_labels_gives_zero(tmp_path: Path) -> None:
     model = case(nn.Linear(4, 3), torch.randn(2, 4))
     model.write(tmp_path, Loss("cross_entropy", 0.1, -1))
     x, labels = np.ones((2, 4), np.float32), np.full(2, -1)
-    loss, gradients, _ = OrtTrainingStep(tmp_path).loss_and_gradients(model.values(model.trainable), {}, x, labels)
+    loss, gradients, _ = ArtifactStep(tmp_path).loss_and_gradients(model.values(model.trainable), {}, x, labels)
     assert loss == 0
     assert not any(gradient.any() for gradient in gradients.values())
 
@@ -281,7 +281,7 @@ def test_large_activations_do_not_overflow(layer: nn.Module, tmp_path: Path) -> 
     model = case(nn.Sequential(nn.Linear(4, 4), layer), torch.randn(2, 4))
     model.write(tmp_path, MSE)
     x, target = torch.full((2, 4), 1000.0), torch.zeros(2, 4)
-    found = OrtTrainingStep(tmp_path).loss_and_gradients(model.values(model.trainable), {}, x.numpy(), target.numpy())
+    found = ArtifactStep(tmp_path).loss_and_gradients(model.values(model.trainable), {}, x.numpy(), target.numpy())
     expected = torch_step(model.module, x, target, F.mse_loss)
     assert_close(found[1], expected[1], model.trainable)
 
@@ -298,7 +298,7 @@ def test_operators_of_newer_opsets(tmp_path: Path) -> None:
     forward.graph.initializer.append(numpy_helper.from_array(w.detach().numpy(), "w"))
     write_artifacts(forward, ["w"], [], MSE, tmp_path)
     x, target = data("", 3, (4,)), torch.zeros(3, 4)
-    _, found, _ = OrtTrainingStep(tmp_path).loss_and_gradients({"w": w.detach().numpy()}, {}, x.numpy(), target.numpy())
+    _, found, _ = ArtifactStep(tmp_path).loss_and_gradients({"w": w.detach().numpy()}, {}, x.numpy(), target.numpy())
     z = x * w
     F.mse_loss(F.gelu(z, approximate="tanh") + torch.clamp(0.2 * z + 0.5, 0, 1) + z, target).backward()
     assert_close(found, {"w": w.grad.numpy()}, ["w"])
@@ -314,7 +314,7 @@ def test_dropout_nodes_drop_in_training_only(tmp_path: Path) -> None:
     forward.graph.initializer.append(numpy_helper.from_array(np.full((1, 200), 2.0, np.float32), "w"))
     write_artifacts(forward, ["w"], [], MSE, tmp_path)
     x, target = np.ones((1, 200), np.float32), np.zeros((1, 200), np.float32)
-    loss, gradients, _ = OrtTrainingStep(tmp_path).loss_and_gradients(
+    loss, gradients, _ = ArtifactStep(tmp_path).loss_and_gradients(
         {"w": np.full((1, 200), 2.0, np.float32)}, {}, x, target
     )
     kept = gradients["w"] != 0

@@ -22,7 +22,7 @@ import torch
 from onnx import NodeProto, helper, numpy_helper
 from torch import Tensor
 
-from edge_runtime.engine.session import Settings, training_session
+from edge_runtime.engine.session import RuntimeSettings, training_session
 from model_export.autodiff import engine
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
 from model_export.autodiff.registry import Rule, find_rule
@@ -113,7 +113,7 @@ def run(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> Arrays:
     """All outputs of a model, with onnxruntime as a device starts it; the model must be standard ONNX."""
     onnx.checker.check_model(model)
     assert {node.domain for node in model.graph.node} <= {""}
-    session = training_session(serialise(model), Settings())
+    session = training_session(serialise(model), RuntimeSettings())
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
