@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coordinator.api.admission import kind_of
 from coordinator.api.limits import HEADER_COUNT, UNKNOWN_BYTES, Buckets, ClientLimits, body_bound
 from tests.live_server import LiveServer, live_server, next_task, send_update, zero_update
+from tests.waiting import PATIENCE, wait_until
 
 LIMITS = ClientLimits()
 
@@ -220,10 +221,10 @@ def test_a_body_that_trickles_is_dropped(server: LiveServer) -> None:
         body = zero_update()
         connection.sendall(announced(device, task, len(body)))
         connection.setblocking(False)
-        answer = b""
+        answer, sent = b"", 0
         for byte in body:  # ten bytes per second would take half a minute
             try:
-                connection.send(bytes([byte]))
+                sent += connection.send(bytes([byte]))
                 answer += connection.recv(4096)
             except BlockingIOError:
                 pass
@@ -232,11 +233,10 @@ def test_a_body_that_trickles_is_dropped(server: LiveServer) -> None:
             if b"\r\n\r\n" in answer:
                 break
             time.sleep(0.1)
-        connection.settimeout(5)
-        assert is_closed(connection, 2) or answer
+        assert answer or is_closed(connection, PATIENCE)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"Too slow" in answer
-    assert 0.9 < time.monotonic() - began < 4
+    assert time.monotonic() - began > 0.9 and sent < len(body) / 2
     assert send_update(device, task).status_code == 201  # nothing is left of the attempt
 
 
@@ -254,20 +254,22 @@ def test_a_client_that_is_slow_but_steady_is_served(server: LiveServer) -> None:
 def test_headers_that_trickle_are_dropped(server: LiveServer) -> None:
     began = time.monotonic()
     with server.connect() as connection:
-        for byte in b"GET /healthz HTTP/1.1\r\nHost: t\r\nX-Very-Long: ":
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: t\r\nX-Very-Long: " + b"x" * 600:  # a minute
             try:
                 connection.sendall(bytes([byte]))
             except ConnectionError:
                 break
             if is_closed(connection, 0.1):
                 break
-    assert 0.9 < time.monotonic() - began < 4
+        else:
+            raise AssertionError("it was not dropped")
+    assert time.monotonic() - began > 0.9
 
 
 def test_a_connection_that_says_nothing_is_dropped(server: LiveServer) -> None:
     began = time.monotonic()
     with server.connect() as connection:
-        assert is_closed(connection, 4)
+        assert is_closed(connection, PATIENCE)
     assert time.monotonic() - began > 0.9
 
 
@@ -277,8 +279,8 @@ def test_a_kept_connection_whose_next_headers_trickle_is_dropped(server: LiveSer
         assert answer_of(connection)[0] == 200
         began = time.monotonic()
         connection.sendall(b"GET /heal")
-        assert is_closed(connection, 4)
-    assert 0.5 < time.monotonic() - began < 3
+        assert is_closed(connection, PATIENCE)
+    assert time.monotonic() - began > 0.5
 
 
 def test_more_requests_at_once_than_allowed(tmp_path: Path) -> None:
@@ -295,8 +297,9 @@ def try_too_many(server: LiveServer) -> None:
     for device, task, connection in zip(devices, tasks, held):
         connection.sendall(announced(device, task, len(body)))
         connection.sendall(body[:100])
-    time.sleep(0.2)
-    busy = server.client(server.admin).get("/v1/jobs")
+    admin = server.client(server.admin)
+    wait_until(lambda: admin.get("/v1/jobs").status_code == 503)
+    busy = admin.get("/v1/jobs")
     assert (busy.status_code, busy.headers["Retry-After"]) == (503, "1")
     assert httpx.get(f"{server.url}/v1/jobs").status_code == 401  # those without a token are counted by themselves
     assert httpx.get(f"{server.url}/healthz").status_code == 200
