@@ -117,10 +117,12 @@ def test_a_reader_never_sees_two_versions_in_one(tmp_path):
     try:
         assert process.stdout.readline() == "1\n"
         seen = {check_complete(path) for _ in range(300)}
+        while len(seen) < 3:  # on a busy machine the writer may not have had its turn
+            seen.add(check_complete(path))
+            assert process.poll() is None
     finally:
         process.kill()
         process.communicate(timeout=30)
-    assert len(seen) > 1, "nothing was replaced while reading"
 
 
 def content(header: object, data: bytes = b"", length: int | None = None) -> bytes:
