@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.data_reference import file_of
 from embrace.bundles import Bundle, Progress, quiet
-from embrace.errors import InputError
-from federation.job import Plan, parse_plan, plan_from, plan_to
+from federation.job import Plan, plan_from, plan_to
 
 if TYPE_CHECKING:
     from simulation.datasets import Dataset
@@ -74,17 +73,14 @@ class Job:
         >>> embrace.Job.from_file(file).plan.algorithm
         'fedavg'
         """
+        from simulation.fleet import read_job
+
         file = Path(path)
-        try:
-            plan = parse_plan(file.read_text("utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
+        plan, bundle = read_job(file)
         data = plan.evaluate.data
         if data is not None and (file.parent / file_of(data)).exists():
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
-        return cls.from_plan(plan, Bundle((file.parent / plan.bundle).resolve()))
+        return cls.from_plan(plan, Bundle(bundle.resolve()))
 
     @classmethod
     def from_plan(cls, plan: Plan, bundle: Bundle) -> Job:
