@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
@@ -33,7 +33,7 @@ from federation.errors import InputError
 from federation.round_sums import Reached
 
 log = logging.getLogger("embrace.server")
-BUFFER = 1 << 16  # bytes
+HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a body
 TICKS = 10  # of uvicorn's: a second
 GOODBYE = 2.0  # seconds for a client to answer that TLS ends
 LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
@@ -117,18 +117,28 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol with small buffers: it would hold 320 KiB of every body that waits for a place."""
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, but for how much it reads: it would hold 320 KiB of every body that waits for a place.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    h11, which bounds headers: with httptools a client can send headers until there is no memory left.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.max_size = BUFFER  # type: ignore[attr-defined]  # that asyncio reads at once
-        transport.set_write_buffer_limits(BUFFER // 2)
+        self._read_at_once(HEAD)
+        transport.set_write_buffer_limits(BODY // 2)
 
     def data_received(self, data: bytes) -> None:
+        began = self.cycle
         super().data_received(data)
-        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
-            self.flow.pause_reading()  # until the application asks for more
+        if self.cycle is not began and self.cycle.more_body:
+            self.flow.pause_reading()  # until the application asks for the body
+            self._read_at_once(BODY)
+        elif self.cycle is not None and self.cycle.response_complete:
+            self._read_at_once(HEAD)
+
+    def _read_at_once(self, size: int) -> None:
+        self.transport.max_size = size  # type: ignore[attr-defined]
 
 
 class _Uvicorn(uvicorn.Server):

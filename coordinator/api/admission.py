@@ -148,6 +148,7 @@ class Admission:
         finally:
             self._open[kind] -= 1
             transfer.close()
+            scope.pop(PLACE, None)  # which leads back to the scope: no work for the garbage collector
             if place is not None:
                 place.leave()
 

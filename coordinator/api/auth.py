@@ -14,6 +14,7 @@ from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from coordinator.api.limits import check_pace
 from coordinator.coordinator import Coordinator
 from coordinator.credentials import token_hash
 from coordinator.errors import NotAllowed
@@ -62,14 +63,40 @@ def _look_up(token: str, hashed: str, registry: Registry) -> Identity:
 
 
 class _Bearer(HTTPBearer):
-    """Describe the header in the OpenAPI document; the admission has read it."""
+    """A dependency that says whom a route serves, and describes the header in the OpenAPI document.
 
-    async def __call__(self, request: HTTPConnection) -> Identity:  # type: ignore[override]
+    These are few and flat: FastAPI takes longer to find the way through dependencies of dependencies than they take.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(scheme_name="HTTPBearer", description="A token made by 'embrace serve' or by enrolment")
+
+    def sender(self, request: HTTPConnection) -> Identity:
         found: Identity = request.scope[IDENTITY]
+        if found.token is None:
+            raise NotAllowed("this needs a token: Authorization: Bearer TOKEN")
         return found
 
 
-Sender = Annotated[Identity, Depends(_Bearer(description="A token made by 'embrace serve' or by enrolment"))]
+class _Enrolling(_Bearer):
+    async def __call__(self, request: HTTPConnection) -> str:  # type: ignore[override]
+        check_pace(request, request.scope[IDENTITY].hashed)
+        return self.sender(request).token or ""
+
+
+class _Device(_Bearer):
+    async def __call__(self, request: HTTPConnection) -> str:  # type: ignore[override]
+        check_pace(request, request.scope[IDENTITY].hashed)
+        sender = self.sender(request)
+        if sender.device is None:
+            raise NotAllowed("this needs a device's token; enrol first")
+        return sender.device
+
+
+class _Admin(_Bearer):
+    async def __call__(self, request: HTTPConnection) -> None:
+        if not self.sender(request).admin:
+            raise NotAllowed("this needs the administrator's token")
 
 
 # Dependencies that do not wait are coroutines: FastAPI runs every other one in a thread.
@@ -83,27 +110,8 @@ async def get_registry(request: Request) -> Registry:
     return found
 
 
-async def require_token(sender: Sender) -> str:
-    if sender.token is None:
-        raise NotAllowed("this needs a token: Authorization: Bearer TOKEN")
-    return sender.token
-
-
-async def require_admin(sender: Sender) -> None:
-    await require_token(sender)
-    if not sender.admin:
-        raise NotAllowed("this needs the administrator's token")
-
-
-async def require_device(sender: Sender) -> str:
-    await require_token(sender)
-    if sender.device is None:
-        raise NotAllowed("this needs a device's token; enrol first")
-    return sender.device
-
-
 Service = Annotated[Coordinator, Depends(get_coordinator)]
 Known = Annotated[Registry, Depends(get_registry)]
-Token = Annotated[str, Depends(require_token)]
-Device = Annotated[str, Depends(require_device)]
-Admin = Depends(require_admin)
+EnrolmentToken = Annotated[str, Depends(_Enrolling())]
+Device = Annotated[str, Depends(_Device())]
+Admin = Depends(_Admin())

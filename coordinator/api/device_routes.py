@@ -11,15 +11,15 @@ import time
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from coordinator.api.admission import give_way
-from coordinator.api.auth import Device, Known, Service, Token
+from coordinator.api.auth import Device, EnrolmentToken, Known, Service
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
 from coordinator.api.downloads import Download
-from coordinator.api.limits import check_length, paced
+from coordinator.api.limits import check_length
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.body_check import check_body
@@ -30,14 +30,14 @@ from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.wire import WireError, encode_layers
 
-router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)], route_class=CountedRoute)
+router = APIRouter(prefix="/v1", tags=["device"], route_class=CountedRoute)
 LONGEST_WAIT = 60.0  # seconds for a task
 MOST_REPORT = 16_384  # characters
 MOST_WORDS = 1000
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
-def enrol(request: Enrolment, token: Token, known: Known) -> Enrolled:
+def enrol(request: Enrolment, token: EnrolmentToken, known: Known) -> Enrolled:
     """With an enrolment token. The answer has the device's own token, which is not shown again."""
     device, own = known.enrol(token, request.name, _profile(request.profile))
     return Enrolled(device=device, token=own)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.api.auth import Sender
 from coordinator.api.problems import problem
 
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
@@ -71,10 +71,10 @@ def buckets(limits: ClientLimits) -> Buckets:
     return Buckets(limits.requests_per_second, BURST * limits.requests_per_second)
 
 
-async def paced(request: Request, sender: Sender) -> None:
-    """Answer 429 to a device that asks too often; a dependency of its routes. Waiting for an answer costs nothing."""
+def check_pace(request: HTTPConnection, token_hash: str) -> None:
+    """Answer 429 to a device that asks too often. Waiting for an answer costs nothing."""
     host = request.client.host if request.client else ""
-    wait = request.app.state.pace.take(sender.hashed or f"from {host}", time.monotonic())
+    wait = request.app.state.pace.take(token_hash or f"from {host}", time.monotonic())
     if wait > 0:
         seconds = str(math.ceil(wait))
         raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
@@ -174,6 +174,7 @@ class Transfer:
         self._whole = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _count_time(self) -> None:
         if self._waits_since is not None:

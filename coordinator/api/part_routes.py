@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import Device, Service
 from coordinator.api.documents import JobState
 from coordinator.api.downloads import Download
-from coordinator.api.limits import paced
 from coordinator.api.openapi import BINARY_ANSWER, problems
 from federation.wire import encode
 
-router = APIRouter(prefix="/v1", tags=["device"], dependencies=[Depends(paced)])
+router = APIRouter(prefix="/v1", tags=["device"])
 
 
 @router.get(
