@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from edge_runtime.budget import allow, check_profile, parse_size
@@ -85,6 +86,8 @@ class Agent:
         self._loaded: dict[str, _Loaded] = {}
         self._begun: set[str] = set()  # jobs
         self._unfit = ""  # as it was told
+        self._goes_on = False
+        self._following: TaskOffer | None = None  # the task that came with the answer to an update
 
     @classmethod
     def join(
@@ -138,11 +141,16 @@ class Agent:
         """Work until told to stop; returns the number of tasks that were answered."""
         done, patience = 0, 0.0  # the first answer comes at once: it may be that no job can use this device
         while (most_tasks is None or done < most_tasks) and not until():
-            offer = self.client.next_task(patience)
-            patience = wait
-            self._tell_unfit(self.client.unfit)
+            self._goes_on = most_tasks is None or done + 1 < most_tasks
+            offer, self._following = self._following, None
+            if offer is None:
+                offer = self.client.next_task(patience)
+                patience = wait
+                self._tell_unfit(self.client.unfit)
             if offer is not None and self.answer(offer):
                 done += 1
+        if self._following is not None:
+            self._give_up(self._following, "stopped", "the agent was told to stop")
         return done
 
     def _tell_unfit(self, why: str) -> None:
@@ -203,7 +211,8 @@ class Agent:
             bytes={**outcome.report.bytes, "downloaded": downloaded, "uploaded": contribution.bytes},
         )
         with watch.part("upload"):
-            self.client.send_update(offer.id, lambda: encode(contribution.tracks), report)
+            body = partial(encode, contribution.tracks)
+            self._following = self.client.send_update(offer.id, body, report, following=self._goes_on)
         kept.acknowledged(offer.id)
         return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
 

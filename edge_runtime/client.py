@@ -130,8 +130,13 @@ class DeviceClient:
         """Fetch the update that the holder of a task goes on with."""
         return self._stream(f"/v1/tasks/{task}/inherited", None)
 
-    def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
-        """Send a body; `body` gives it anew for every attempt. Returns its size."""
+    def send_update(
+        self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report, *, following: bool = False
+    ) -> TaskOffer | None:
+        """Send a body, which `body` gives anew for every attempt.
+
+        `following`: take the next task, too; None if there is none at once.
+        """
         digest, size = hashlib.sha256(), 0
         for part in body():
             digest.update(part)
@@ -142,11 +147,19 @@ class DeviceClient:
             "Content-Length": str(size),
         }
         try:
-            self._call("PUT", f"/v1/tasks/{task}/update", headers=headers, content=lambda: (bytes(p) for p in body()))
-        except Declined as answer:
-            if answer.reason != "duplicate":  # it did arrive, only the answer was lost
+            answer = self._call(
+                "PUT",
+                f"/v1/tasks/{task}/update",
+                params={"next": 1} if following else None,
+                headers=headers,
+                content=lambda: (bytes(p) for p in body()),
+            )
+        except Declined as refusal:
+            if refusal.reason != "duplicate":
                 raise
-        return size
+            return None  # it did arrive, only the answer was lost
+        offer = answer.json().get("next") if following else None
+        return None if offer is None else TaskOffer(**offer)
 
     def fail(self, task: str, reason: str, message: str) -> None:
         self._call("POST", f"/v1/tasks/{task}/failure", json={"reason": reason, "message": message[:2000]})

@@ -71,14 +71,22 @@ def decode_task(data: Any) -> Task:
 
 @dataclass(frozen=True)
 class TaskOffer:
-    """A task as a device gets it."""
+    """A device's work: fetch `version`, train as `work` says, send the update before the lease ends."""
 
-    id: str
-    job: str
-    bundle: str  # sha256 of its manifest
-    version: int  # of the weights to start from
-    lease_until: float
-    work: dict[str, Any]  # a Task, as `encode_task` makes it
+    # The metadata describes each field in the coordinator's REST interface.
+    id: str = field(metadata={"examples": ["1f2e3d4c5b6a7988-0-2-1"]})
+    job: str = field(metadata={"examples": ["1f2e3d4c5b6a7988"]})
+    bundle: str = field(metadata={"description": "sha256 of the bundle's manifest", "examples": ["5f70bf18…"]})
+    version: int = field(metadata={"description": "Of the weights to start from.", "examples": [0]})
+    lease_until: float = field(metadata={"description": "seconds since 1970", "examples": [1767225600.0]})
+    work: dict[str, Any] = field(
+        metadata={
+            "description": "Where training begins, how many steps of which batch, the rate, the local rules, the seed.",
+            "examples": [
+                {"boundary": "dense", "steps": 10, "batch": 32, "rate": 0.05, "rules": [], "seed": 2, "round": 0}
+            ],
+        }
+    )
 
     def check(self) -> None:
         """Its names become parts of paths on the device; a coordinator could send any."""

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from coordinator.api.admission import give_way
 from coordinator.api.auth import Device, EnrolmentToken, Known, Service
-from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, Profile, TaskDocument
+from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure
 from coordinator.api.downloads import Download
 from coordinator.api.limits import check_length
 from coordinator.api.metrics import CountedRoute
@@ -27,7 +27,8 @@ from coordinator.coordinator import PRESENCE, Arrival, Receiving
 from coordinator.errors import NotFound
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
+from federation.messages import TaskOffer
 from federation.wire import WireError, encode_layers
 
 router = APIRouter(prefix="/v1", tags=["device"], route_class=CountedRoute)
@@ -39,19 +40,19 @@ MOST_WORDS = 1000
 @router.post("/devices", status_code=201, summary="Enrol a device")
 def enrol(request: Enrolment, token: EnrolmentToken, known: Known) -> Enrolled:
     """With an enrolment token. The answer has the device's own token, which is not shown again."""
-    device, own = known.enrol(token, request.name, _profile(request.profile))
+    device, own = known.enrol(token, request.name, request.profile)
     return Enrolled(device=device, token=own)
 
 
 @router.put("/devices/me/profile", status_code=204, summary="Say what this device can do")
-def set_profile(profile: Profile, device: Device, known: Known) -> None:
-    known.set_profile(device, _profile(profile))
+def set_profile(profile: DeviceProfile, device: Device, known: Known) -> None:
+    known.set_profile(device, profile)
 
 
 @router.post(
     "/tasks/next",
     summary="Wait for a task",
-    responses={200: {"model": TaskDocument}, 204: NOTHING_TO_DO},
+    responses={200: {"model": TaskOffer}, 204: NOTHING_TO_DO},
 )
 async def next_task(
     request: Request, device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
@@ -91,6 +92,7 @@ async def send_update(
     service: Service,
     embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
+    following: Annotated[bool, Query(alias="next", description="Answer with the next task, if there is one.")] = False,
 ) -> Response:
     """The body is a safetensors file (docs/reference/wire.md): the *change* of every parameter of the trained layers.
 
@@ -110,7 +112,10 @@ async def send_update(
         receiving.path.unlink(missing_ok=True)
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hex(), report))
-    return JSONResponse({"status": "accepted", "sha256": sha256.hex()}, 201)
+    answer: dict[str, Any] = {"status": "accepted", "sha256": sha256.hex()}
+    if following:
+        answer["next"] = await _next_at_once(request, device)
+    return JSONResponse(answer, 201)
 
 
 @router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
@@ -175,6 +180,15 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
+async def _next_at_once(request: Request, device: str) -> dict[str, Any] | None:
+    """Take the next task; a device that gets none asks for it, and hears then why."""
+    try:
+        offer = await request.app.state.next_task(device)
+    except EmbraceError:
+        return None
+    return None if offer is None else vars(offer)
+
+
 async def _spool(request: Request, receiving: Receiving) -> None:
     """Write the body to its file as it comes."""
     left = receiving.most
@@ -192,10 +206,6 @@ def _immutable(path: Any, digest: str, media_type: str = "application/octet-stre
         raise NotFound(f"there is no file {digest!r}")
     headers = {"ETag": f'"{digest}"', "Cache-Control": "private, max-age=31536000, immutable"}
     return Download(path, media_type=media_type, headers=headers)
-
-
-def _profile(profile: Profile) -> DeviceProfile:
-    return DeviceProfile(**{**profile.model_dump(), "engines": tuple(profile.engines)})
 
 
 def _report(text: str) -> dict[str, Any]:

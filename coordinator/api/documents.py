@@ -1,37 +1,26 @@
-"""What goes over the wire as JSON, for the documentation as much as for the checks."""
+"""Describe and check the JSON of the REST interface. Profiles and tasks are federation's own dataclasses."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, with_config
+
+from federation.axes.cover import DeviceProfile
+from federation.messages import TaskOffer
+
+with_config(ConfigDict(extra="forbid"))(DeviceProfile)
 
 
 class Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Profile(Document):
-    """What a device says about itself. The boundary it measured counts most, then its tier, then its memory."""
-
-    memory: Annotated[int | None, Field(ge=1, description="Bytes for training; null: enough for everything.")] = None
-    tier: Annotated[str | None, Field(max_length=200, description="A tier of the bundle, if it is fixed.")] = None
-    boundary: Annotated[
-        str | None, Field(max_length=200, description="Nearest to the input from which this device can train.")
-    ] = None
-    threads: Annotated[int, Field(ge=1, le=4096, description="Threads of its runtime.")] = 1
-    runtime: Annotated[str, Field(max_length=200, description="For people.", examples=["onnxruntime 1.31.1"])] = ""
-    engines: Annotated[
-        list[str],
-        Field(min_length=1, max_length=8, description="Training graphs that it runs: portable, ort-training."),
-    ] = ["portable"]
-
-
 class Enrolment(Document):
     """Who wants to take part."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, description="For people.", examples=["kitchen-pi"])]
-    profile: Profile = Profile()
+    profile: DeviceProfile = DeviceProfile()
 
 
 class Enrolled(Document):
@@ -40,37 +29,6 @@ class Enrolled(Document):
     device: Annotated[str, Field(examples=["83d9012691ea"])]
     token: Annotated[
         str, Field(description="The device's own credential. It is shown once.", examples=["embrace_device_X3k…"])
-    ]
-
-
-class TaskDocument(Document):
-    """A device's work: fetch `version`, train as `work` says, send the update before the lease ends."""
-
-    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988-0-2-1"])]
-    job: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
-    bundle: Annotated[str, Field(description="sha256 of the bundle's manifest", examples=["5f70bf18…"])]
-    version: Annotated[int, Field(description="Of the weights to start from.", examples=[0])]
-    lease_until: Annotated[float, Field(description="seconds since 1970", examples=[1767225600.0])]
-    work: Annotated[
-        dict[str, Any],
-        Field(
-            description="Where training begins, how many steps of which batch, the rate, the local rules, the seed.",
-            examples=[
-                {
-                    "boundary": "dense",
-                    "steps": 10,
-                    "batch": 32,
-                    "rate": 0.05,
-                    "rules": [{"rule": "momentum", "factor": 0.9}],
-                    "seed": 2,
-                    "round": 0,
-                    "refresh_every": 1,
-                    "activations": "float32",
-                    "crop": 0,
-                    "flip": False,
-                }
-            ],
-        ),
     ]
 
 
@@ -86,6 +44,9 @@ class Accepted(Document):
 
     status: str = "accepted"
     sha256: Annotated[str, Field(description="Of the body, as it arrived.")]
+    next: Annotated[TaskOffer | None, Field(description="Asked for with `next=1`: the next task, if there is one.")] = (
+        None
+    )
 
 
 class Invitation(Document):

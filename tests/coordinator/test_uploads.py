@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from coordinator import body_check
+from federation.job import plan_from
 from federation.wire import encode_layers
-from tests.coordinator.harness import Offer, Site, body_of, put_update, scripted
+from tests.coordinator.harness import Offer, Site, body_of, put_update, report_header, scripted
 from tests.waiting import wait_until
 
 
@@ -101,6 +102,30 @@ def test_a_bad_report_is_the_devices_mistake(site: Site, held: Any, report: str)
     assert answer.status_code in (400, 422), answer.text
     assert site.spool() == []
     assert put_update(client, offer, body).status_code == 201
+
+
+def test_the_next_task_comes_with_the_answer_if_it_is_asked_for(site: Site, held: Any) -> None:
+    client, offer = held
+    service = site.server.coordinator
+    other = service.create_job(plan_from({"bundle": "x", "num_rounds": 1}), site.bundle)  # type: ignore[attr-defined]
+    url, body = f"/v1/tasks/{offer.id}/update?next=1", body_of(site.manifest, offer)  # type: ignore[attr-defined]
+    answer = client.put(url, content=body, headers=report_header())
+    following = Offer(answer.json()["next"])
+    assert answer.status_code == 201 and following.job == other
+    assert client.post("/v1/tasks/next?wait=0").json()["id"] == following.id  # it is the device's
+    service.set_state(offer.job, "stopped")
+    last = client.put(
+        f"/v1/tasks/{following.id}/update?next=1",
+        content=body_of(site.manifest, following),  # type: ignore[attr-defined]
+        headers=report_header(),
+    )
+    assert last.status_code == 201 and last.json()["next"] is None
+
+
+def test_without_being_asked_the_answer_has_no_task(site: Site, held: Any) -> None:
+    client, offer = held
+    answer = put_update(client, offer, body_of(site.manifest, offer))  # type: ignore[attr-defined]
+    assert set(answer.json()) == {"status", "sha256"}
 
 
 def test_an_upload_in_small_pieces_and_one_without_a_length(site: Site, held: Any) -> None:

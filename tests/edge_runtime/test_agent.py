@@ -23,7 +23,7 @@ from edge_runtime.trainer import Received, Trainer
 from federation.errors import OutOfMemory
 from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME
-from federation.messages import Report, decode_task
+from federation.messages import Report, TaskOffer, decode_task
 from tests.coordinator.harness import Files, Site, serving
 
 LOCAL = {"steps": 5, "batch": 16, "rate": "0.1"}
@@ -76,10 +76,12 @@ def data(tmp_path: Path, images) -> Path:
 class Recording(DeviceClient):
     """Remembers what it sends."""
 
-    def send_update(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report) -> int:
+    def send_update(
+        self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report, **options: bool
+    ) -> TaskOffer | None:
         self.sent = b"".join(bytes(part) for part in body())
         self.offer = task
-        return super().send_update(task, body, report)
+        return super().send_update(task, body, report, **options)
 
     def next_task(self, wait: float = 30.0) -> Any:
         found = super().next_task(wait)
@@ -212,6 +214,37 @@ def test_a_device_that_no_job_can_use_is_told_why_and_waits_for_one_that_can(
     assert agent.run(most_tasks=1, wait=5.0) == 1
     site.settle()
     assert site.server.coordinator.job(suits)["state"] == "done" and len(caplog.messages) == 1
+
+
+def test_the_task_that_came_with_an_answer_is_done_without_asking_again(
+    site: Site, make_job, connect, data: Path, tmp_path: Path
+) -> None:
+    class Counting(DeviceClient):
+        asked = 0
+
+        def next_task(self, wait: float = 30.0) -> Any:
+            self.asked += 1
+            return super().next_task(wait)
+
+    jobs = [make_job(num_rounds=1) for _ in range(2)]
+    client = connect(Counting, site.enrol()[1])
+    agent = Agent(client, Device(str(data), tmp_path / "work", engine="portable"))
+    assert agent.run(most_tasks=2, wait=5.0) == 2
+    site.settle()
+    assert client.asked == 1
+    assert [site.server.coordinator.job(job)["state"] for job in jobs] == ["done", "done"]
+
+
+def test_a_task_that_an_agent_has_no_time_for_goes_to_another(
+    site: Site, make_job, connect, data: Path, tmp_path: Path
+) -> None:
+    jobs = [make_job(num_rounds=1) for _ in range(2)]
+    agent = Agent(connect(DeviceClient, site.enrol()[1]), Device(str(data), tmp_path / "work", engine="portable"))
+    stop: list[bool] = []
+    agent.on_report = lambda report: stop.append(True)
+    assert agent.run(wait=5.0, until=lambda: bool(stop)) == 1
+    kinds = [event["kind"] for job in jobs for event in site.server.coordinator.events(job, 0)[0]]
+    assert "TaskFailed" in kinds
 
 
 def test_a_device_that_was_shut_out_ends(site: Site, connect, data: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from edge_runtime.client import FIRST_PAUSE, LONGEST_PAUSE, Declined, DeviceClient, Unreachable
 from federation.errors import BundleError, InputError
-from federation.messages import Report
+from federation.messages import Report, TaskOffer
 
 REPORT = Report("done", "stem", "portable", "fast", 0, 1, 1, 5, 1.0, 1.0)
 CONTENT = bytes(range(256)) * 4096  # a megabyte
@@ -178,13 +178,28 @@ def test_an_update_whose_answer_was_lost_is_sent_again_and_a_duplicate_is_a_succ
         yield CONTENT[1000:3000]
 
     with little(answer) as server, client(server.url) as (device, pauses):
-        assert device.send_update("job-0-0-1", body, REPORT) == 3000
+        assert device.send_update("job-0-0-1", body, REPORT) is None
     assert len(made) == 3 and len(pauses) == 1  # once for the digest
     digest = base64.b64encode(hashlib.sha256(CONTENT[:3000]).digest()).decode()
     for method, path, headers, sent in server.seen:
         assert (method, path, sent) == ("PUT", "/v1/tasks/job-0-0-1/update", CONTENT[:3000])
         assert headers["content-digest"] == f"sha-256=:{digest}:" and headers["content-length"] == "3000"
         assert json.loads(headers["embrace-report"])["samples"] == 5
+
+
+OFFER = {"id": "job-1-0-1", "job": "job", "bundle": "b", "version": 1, "lease_until": 2.0, "work": {}}
+
+
+@pytest.mark.parametrize("following", [OFFER, None, "an older coordinator"])
+def test_the_next_task_comes_with_the_answer_to_an_update(following: object) -> None:
+    def answer(request: BaseHTTPRequestHandler, number: int) -> None:
+        told = {"status": "accepted"} if following == "an older coordinator" else {"next": following}
+        reply(request, 201, json.dumps(told).encode())
+
+    with little(answer) as server, client(server.url) as (device, _):
+        found = device.send_update("job-0-0-1", lambda: [b"x"], REPORT, following=True)
+    assert found == (TaskOffer(**OFFER) if following is OFFER else None)
+    assert server.seen[0][1] == "/v1/tasks/job-0-0-1/update?next=1"
 
 
 def test_an_update_that_is_late_is_declined() -> None:

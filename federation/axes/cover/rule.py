@@ -17,12 +17,29 @@ TIERS: Mapping[str, float] = MappingProxyType({"moderate": 0.45, "weak": 0.2})  
 class DeviceProfile:
     """What a device says about itself. The boundary it measured counts most, then its tier, then its memory."""
 
-    memory: int | None = None  # bytes for training, beside the idle process; None: enough for everything
-    tier: str | None = None  # fixed by the fleet's administrator
-    boundary: str | None = None  # nearest to the input that the device can train, as it measured
-    threads: int = 1
-    runtime: str = ""
-    engines: tuple[str, ...] = ("portable",)
+    # The metadata describes and bounds each field in the coordinator's REST interface.
+    memory: int | None = field(
+        default=None, metadata={"description": "Bytes for training; null: enough for everything.", "ge": 1}
+    )
+    tier: str | None = field(
+        default=None, metadata={"description": "A tier of the bundle, if it is fixed.", "max_length": 200}
+    )
+    boundary: str | None = field(
+        default=None,
+        metadata={"description": "Nearest to the input from which this device can train.", "max_length": 200},
+    )
+    threads: int = field(default=1, metadata={"description": "Threads of its runtime.", "ge": 1, "le": 4096})
+    runtime: str = field(
+        default="", metadata={"description": "For people.", "max_length": 200, "examples": ["onnxruntime 1.31.1"]}
+    )
+    engines: tuple[str, ...] = field(
+        default=("portable",),
+        metadata={
+            "description": "Training graphs that it runs: portable, ort-training.",
+            "min_length": 1,
+            "max_length": 8,
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.memory < 1:
