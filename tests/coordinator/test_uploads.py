@@ -108,18 +108,19 @@ def test_the_next_task_comes_with_the_answer_if_it_is_asked_for(site: Site, held
     client, offer = held
     service = site.server.coordinator
     other = service.create_job(plan_from({"bundle": "x", "num_rounds": 1}), site.bundle)  # type: ignore[attr-defined]
+    service.set_state(offer.job, "paused")  # it hands out no task of its next round
     url, body = f"/v1/tasks/{offer.id}/update?next=1", body_of(site.manifest, offer)  # type: ignore[attr-defined]
     answer = client.put(url, content=body, headers=report_header())
     following = Offer(answer.json()["next"])
     assert answer.status_code == 201 and following.job == other
     assert client.post("/v1/tasks/next?wait=0").json()["id"] == following.id  # it is the device's
-    service.set_state(offer.job, "stopped")
     last = client.put(
         f"/v1/tasks/{following.id}/update?next=1",
         content=body_of(site.manifest, following),  # type: ignore[attr-defined]
         headers=report_header(),
     )
     assert last.status_code == 201 and last.json()["next"] is None
+    service.set_state(offer.job, "stopped")
 
 
 def test_without_being_asked_the_answer_has_no_task(site: Site, held: Any) -> None:
