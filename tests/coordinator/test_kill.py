@@ -295,7 +295,7 @@ def test_a_killed_agent_does_not_hold_up_the_round(tmp_path: Path, closes: str) 
     tokens = [world.registry.enrol(world.registry.invite(1, 60), "d", DeviceProfile(tier="strong"))[1] for _ in "ab"]
     rule: dict[str, object] = {"min_available": 2, "quorum": 1, "deadline": 8.0}
     rule = {"count": 1} if closes == "with another device" else rule
-    lease = 1.0 if closes == "with another device" else 600.0  # then only the deadline ends the wait
+    lease = 6.0 if closes == "with another device" else 600.0  # then only the deadline ends the wait
     job = world.job(num_rounds=1, participate=rule, bounds={"lease": lease, "offer": 60})
     world.end()
     process, url = start_server(world.root)
@@ -305,7 +305,7 @@ def test_a_killed_agent_does_not_hold_up_the_round(tmp_path: Path, closes: str) 
             survivor = clients[1]
             offer = survivor.next_task(0)
             assert killed_agent(url, tokens[0]).startswith(job)
-        else:  # whoever was drawn is killed
+        else:  # the one that was drawn is killed
             first = [client.next_task(0) for client in clients]
             drawn = next(number for number, found in enumerate(first) if found is not None)
             task = killed_agent(url, tokens[drawn])
