@@ -226,7 +226,7 @@ def test_the_task_that_came_with_an_answer_is_done_without_asking_again(
             self.asked += 1
             return super().next_task(wait)
 
-    jobs = [make_job(num_rounds=1) for _ in range(2)]
+    jobs = [make_job(num_rounds=1, bounds={"offer": 60.0}) for _ in range(2)]
     client = connect(Counting, site.enrol()[1])
     agent = Agent(client, Device(str(data), tmp_path / "work", engine="portable"))
     assert agent.run(most_tasks=2, wait=5.0) == 2
@@ -238,7 +238,7 @@ def test_the_task_that_came_with_an_answer_is_done_without_asking_again(
 def test_a_task_that_an_agent_has_no_time_for_goes_to_another(
     site: Site, make_job, connect, data: Path, tmp_path: Path
 ) -> None:
-    jobs = [make_job(num_rounds=1) for _ in range(2)]
+    jobs = [make_job(num_rounds=1, bounds={"offer": 60.0}) for _ in range(2)]
     agent = Agent(connect(DeviceClient, site.enrol()[1]), Device(str(data), tmp_path / "work", engine="portable"))
     stop: list[bool] = []
     agent.on_report = lambda report: stop.append(True)
