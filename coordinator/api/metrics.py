@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request, Response
@@ -77,37 +76,31 @@ class Metrics:
         self._refused.labels(own or next((word for kind, word in _REASONS if isinstance(error, kind)), "other")).inc()
 
     def text(self) -> bytes:
-        """The exposition format of Prometheus."""
+        """Write the exposition format of Prometheus."""
         return generate_latest(self.registry)
 
 
-@contextmanager
-def counted(request: Request) -> Iterator[None]:
-    """Around everything that becomes of an update."""
-    metrics: Metrics = request.app.state.metrics
-    try:
-        yield
-    except BaseException as error:
-        metrics.refused(error)
-        raise
-    metrics.accepted()
-
-
 class CountedRoute(APIRoute):
-    """Counts updates, those too whose sender or report is refused before anybody looks at them."""
+    """Count updates, those too whose sender or report is refused before their body is read."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            with counted(request):
-                return await usual(request)
+            metrics: Metrics = request.app.state.metrics
+            try:
+                answer = await usual(request)
+            except BaseException as error:
+                metrics.refused(error)
+                raise
+            metrics.accepted()
+            return answer
 
         return handle if self.name == "send_update" else usual
 
 
 class _Census(Collector):
-    """What the database says at the moment."""
+    """Read what the database says at the moment."""
 
     def __init__(self, census: Census) -> None:
         self._census = census

@@ -39,6 +39,16 @@ def test_weights_whole_by_bytes_and_by_layers(site: Site, held: Any) -> None:
     assert load(client.get(url, params={"from_layer": 2}).content).keys() == {"head.w", "head.b"}
 
 
+def test_a_file_is_sent_without_a_thread_for_every_piece(
+    site: Site, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, offer = held
+    monkeypatch.setattr("starlette.responses.anyio.open_file", None)
+    everything = Files(site.directory).version(offer.job, 0).read_bytes()
+    for given, expected in (({}, everything), ({"Range": "bytes=7-80"}, everything[7:81])):
+        assert client.get(f"/v1/jobs/{offer.job}/versions/0/weights", headers=given).content == expected
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
