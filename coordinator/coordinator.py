@@ -338,7 +338,7 @@ class Coordinator:
             if known is not None and known.device == device:  # its round may be over since
                 raise Refused("this update has arrived already", "duplicate")
             job, seat, _ = self._held(device, task)
-            return self._receiving(task, job, seat)
+            return self._receiving(task, job, job.state, seat)
 
     def receive_at_once(self, device: str, task: str) -> Receiving | None:
         """Do the same without lock and database, if the task is plainly under way; `accept_all` decides what counts."""
@@ -348,11 +348,13 @@ class Coordinator:
             job, seat, attempt = self._held(device, task)
         except (NotFound, Refused):
             return None
+        state = job.state  # without the lock the round may have closed since: then the long way says so
         mine = seat.state == "leased" and attempt == len(seat.holders) and seat.member.device == device
-        return self._receiving(task, job, seat) if mine else None
+        if not mine or not seat.number < len(state.round.slots) or state.round.slots[seat.number] is not seat:
+            return None
+        return self._receiving(task, job, state, seat)
 
-    def _receiving(self, task: str, job: OpenJob, seat: cohort.Seat) -> Receiving:
-        state = job.state
+    def _receiving(self, task: str, job: OpenJob, state: OpenJobState, seat: cohort.Seat) -> Receiving:
         decoder, most = job.engine.decoder(seat.member.boundary, state.round.number, state.facts)
         return Receiving(task, self._bodies.arriving(task), decoder, most)
 

@@ -38,7 +38,7 @@ class ServedVersions:
     def known_version(self, job: str, version: int) -> tuple[Path, Manifest] | None:
         """Find a version that a device asked for before: no database, no waiting."""
         newest, manifest = self._known.get(job, (-1, None))
-        return (self._versions.weights(job, version), manifest) if manifest is not None and version <= newest else None
+        return (self._versions.weights(job, version), manifest) if manifest and 0 <= version <= newest else None
 
     def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> tuple[Region, Vector]:
         """Cut out what a boundary's graph takes of a vector, or of what it trains one unit."""

@@ -35,9 +35,9 @@ GRAPH_BYTES, ARENA = 24, 1.15
 LARGEST_FORWARD_BATCH = 64
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str | int) -> int:
     """Parse '64MB', '1.5 GiB' or '500000' into bytes. Units without an i are powers of ten."""
-    found = _SIZE.fullmatch(text)
+    found = _SIZE.fullmatch(str(text))
     unit = found.group(2).upper() if found else "?"
     unit = unit + "B" if unit in ("K", "M", "G") else unit
     if not found or unit not in _UNITS or not 0 < float(found.group(1)) * _UNITS[unit] < 2**60:
@@ -126,7 +126,7 @@ def allow(
     *,
     batch: int,
     samples: int,  # to be trained on or evaluated with, whichever are more
-    memory: str | None = None,
+    memory: str | int | None = None,
     boundary: str | None = None,
     engine: str = "auto",
     profile: str = "auto",
@@ -166,7 +166,7 @@ def allow(
     )
 
 
-def _budget(memory: str | None) -> tuple[int, str]:
+def _budget(memory: str | int | None) -> tuple[int, str]:
     if memory is not None:
         return parse_size(memory), "asked for"
     now, rest = current_memory(), available_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,11 +38,13 @@ class Client:
     def __init__(self, server: str, token: str, *, certificate: str | Path | None = None) -> None:
         """`token` is the administrator's; `certificate` is a PEM file of the authority to trust."""
         base, headers = check_address(server), bearer(token)
-        verify = True if certificate is None else str(certificate)
         try:
+            verify = True if certificate is None else ssl.create_default_context(cafile=str(certificate))
             self._http = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT, verify=verify)
         except httpx.InvalidURL as error:
             raise InputError(f"{server!r} is no address of a server: {error}") from None
+        except OSError as error:  # no such file, or no certificate in it
+            raise InputError(f"cannot use the certificate {certificate}: {error.strerror or error}") from None
 
     def __enter__(self) -> Client:
         return self

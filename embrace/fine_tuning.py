@@ -87,7 +87,7 @@ def train(
     test: Data | None = None,
     holdout: float = 0.1,
     label: str | None = None,
-    memory: str | None = None,
+    memory: str | int | None = None,
     boundary: str | None = None,
     rounds: int = 5,
     epochs: int = 1,
@@ -125,6 +125,9 @@ def train(
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     manifest = bundle.manifest
+    for name, value in (("rounds", rounds), ("epochs", epochs), ("batch", batch), ("threads", threads)):
+        if value < 1:
+            raise InputError(f"{name}: expected at least 1, got {value}")
     found: list[tuple[Allowance, History]] = []
 
     def write(target: Path) -> None:

@@ -50,6 +50,8 @@ class Job:
         bounds: Table | Any = None,
     ) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+        if isinstance(local, Mapping) and isinstance(local.get("rate"), (int, float)):
+            local = {**local, "rate": str(local["rate"])}  # a constant rate is the simplest schedule
         tables = {
             "participate": participate,
             "cover": cover,

@@ -59,10 +59,12 @@ class Choices:
         unknown = sorted(set(self.engines) - set(ENGINES))
         if unknown or not self.engines:
             raise InputError(f"unknown engine {', '.join(unknown)!r}; expected {' or '.join(ENGINES)}")
+        if self.tiers is not None and not isinstance(self.tiers, Mapping):
+            raise InputError(f"tiers: expected a capacity for each tier, as in {{'weak': 0.3}}, got {self.tiers!r}")
         for tier, share in (self.tiers or {}).items():
             if not tier or tier == "strong":
                 raise InputError(f"tier {tier!r}: a tier needs a name, and 'strong' is the one that trains everything")
-            if not 0.0 < share <= 1.0:
+            if not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
                 raise InputError(f"tier {tier!r}: a capacity lies between 0 and 1, got {share}")
         if not all(0.0 < width < 1.0 for width in self.widths) or len(set(self.widths)) < len(self.widths):
             raise InputError(

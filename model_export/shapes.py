@@ -40,6 +40,10 @@ def run_everything(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[
 def sample_input(shape: tuple[int, ...], dtype: str, vocabulary: int | None, batch: int, seed: int = 0) -> Any:
     """Random data of the model's input type."""
     rng = np.random.default_rng(seed)
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise InputError(f"input dtype {dtype!r} is no type; expected float32 or int64") from None
     if np.dtype(dtype).kind in "iu":
         tokens = rng.integers(0, vocabulary or 2, (batch, *shape)).astype(dtype)
         tokens.flat[0], tokens.flat[-1] = 0, (vocabulary or 2) - 1  # padding, if any, is usually the first id

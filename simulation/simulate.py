@@ -85,8 +85,13 @@ def simulate(
     """
     on_progress("read the data", 0, 1)
     given: dict[str, Any] = {"devices": devices, "partitioner": partition, "partition": partition_constants}
+    if test_data is not None and not isinstance(data, tuple):
+        raise InputError("test_data: a data set by name has test data of its own; expected a pair of arrays as data")
     if tiers is not None:
-        given |= {"tiers": dict(tiers), "devices": devices or sum(tiers.values())}
+        counts = dict(tiers) if isinstance(tiers, Mapping) else {}
+        if not counts or not all(isinstance(count, int) and count >= 0 for count in counts.values()):
+            raise InputError(f"tiers: expected a number of devices for each tier, got {tiers!r}")
+        given |= {"tiers": counts, "devices": devices or sum(counts.values())}
     fleet = open_fleet(plan, Path(bundle), data, given, test_data=test_data, data_dir=data_dir)
     if engine == "auto":
         engine = choose_engine(fleet.manifest)
@@ -97,7 +102,7 @@ def simulate(
             stacklevel=2,
         )
         pool = InlinePool
-    count = workers or available_processors()
+    count = available_processors() if workers is None else workers
     options = Options(engine, count, pool, evaluate_every, layers_every, svcca_every, link, stop_at)
     with contextlib.ExitStack() as stack:
         place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="embrace-run-"))
@@ -134,6 +139,11 @@ class Options:
     def __post_init__(self) -> None:
         if self.engine not in ("torch", "portable"):
             raise InputError(f"engine: expected torch or portable, got {self.engine!r}")
+        if self.workers < 1:
+            raise InputError(f"workers: expected at least 1, got {self.workers}")
+        for name in ("evaluate_every", "by_layer_every", "svcca_every"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}: expected a number of rounds, or 0 for never, got {getattr(self, name)}")
 
 
 class Simulation:
@@ -155,7 +165,10 @@ class Simulation:
 
     def run(self, progress: Progress = lambda what, done, total: None) -> Run:
         """Do every round that is still to come; return the whole run."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.folder}: {error.strerror}; choose another folder") from None
         about = self._describe()
         self._resume()
         if not self._finished():

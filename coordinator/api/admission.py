@@ -8,21 +8,24 @@ client waits for it. Long polls, event streams and clients without a valid token
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 from collections import Counter, deque
 from typing import Literal
 
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.api.auth import IDENTITY, Identity, identify
+from coordinator.api.auth import IDENTITY, Identity, look_up, recognise
 from coordinator.api.limits import ClientLimits, Transfer, body_bound, refuse_head, refuse_length
 from coordinator.api.problems import database_problem, problem
 
 PLACES = 16
+LOOK_UPS = 2  # tokens that the database is asked for at a time: threads stay for devices that are known
 PATIENCE = 0.25  # seconds in which a request has to move so many bytes, or it loses its place
 LEAST_MOVED = 1 << 16
 LONGEST_WAIT = 1.0  # seconds for a place
@@ -65,7 +68,15 @@ class Places:
             return Place(self, transfer)
         offered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(offered)
-        done, _ = await asyncio.wait([offered], timeout=LONGEST_WAIT)
+        try:
+            done, _ = await asyncio.wait([offered], timeout=LONGEST_WAIT)
+        except BaseException:
+            if not offered.cancel():  # it was given a place that no request will leave
+                self.pass_on()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(offered)
         if done:
             return Place(self, transfer)
         offered.cancel()
@@ -114,6 +125,7 @@ class Admission:
         self._app = app
         self._limits = limits
         self._places = Places(PLACES)
+        self._look_ups = asyncio.Semaphore(LOOK_UPS)
         self._open: Counter[Kind] = Counter()
         self._most: dict[Kind, float] = {
             "working": limits.concurrent_requests,
@@ -129,10 +141,7 @@ class Admission:
         transfer = Transfer(scope, receive, send, self._limits.slow_client)
         identity, answer = Identity(), refuse_head(scope)
         if answer is None and scope["path"] not in _OPERATIONS:  # which are answered without the database
-            try:
-                identity = await identify(scope, scope["app"].state.registry, scope["app"].state.coordinator)
-            except OperationalError as error:
-                answer = database_problem(error)
+            identity, answer = await self._identify(scope)
         scope[IDENTITY] = identity
         kind = kind_of(scope["method"], scope["path"], known=identity.is_known)
         transfer.most = body_bound(scope["method"], scope["path"], self._limits, known=identity.is_known)
@@ -151,6 +160,23 @@ class Admission:
             scope.pop(PLACE, None)  # which leads back to the scope: no work for the garbage collector
             if place is not None:
                 place.leave()
+
+    async def _identify(self, scope: Scope) -> tuple[Identity, JSONResponse | None]:
+        """Find the sender. Those that the database has to be asked for are bounded, and asked for a few at a time."""
+        state = scope["app"].state
+        found = recognise(scope, state.registry, state.coordinator)
+        if isinstance(found, Identity):
+            return found, None
+        if (busy := self._refuse_busy("unknown")) is not None:
+            return Identity(), busy
+        self._open["unknown"] += 1
+        try:
+            async with self._look_ups:
+                return await run_in_threadpool(look_up, found, state.registry), None
+        except OperationalError as error:
+            return Identity(), database_problem(error)
+        finally:
+            self._open["unknown"] -= 1
 
     def _refuse_busy(self, kind: Kind) -> JSONResponse | None:
         if self._open[kind] < self._most[kind]:

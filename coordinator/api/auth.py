@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -37,8 +36,8 @@ class Identity:
         return self.admin or self.device is not None
 
 
-async def identify(scope: Scope, registry: Registry, coordinator: Coordinator) -> Identity:
-    """Look up the sender. Devices ask again and again: the database is asked once for each."""
+def recognise(scope: Scope, registry: Registry, coordinator: Coordinator) -> Identity | str:
+    """Identify the sender without the database; return the token of one that has to be looked up."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
     scheme, _, token = given.partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -46,11 +45,13 @@ async def identify(scope: Scope, registry: Registry, coordinator: Coordinator) -
     hashed = token_hash(token := token.strip())
     device = registry.known_device(hashed)
     if device is None or device in coordinator.shut_out:
-        return await run_in_threadpool(_look_up, token, hashed, registry)
+        return token
     return Identity(token, hashed, device)
 
 
-def _look_up(token: str, hashed: str, registry: Registry) -> Identity:
+def look_up(token: str, registry: Registry) -> Identity:
+    """Ask the database whose token this is."""
+    hashed = token_hash(token)
     try:
         return Identity(token, hashed, registry.device_of(token))
     except NotAllowed:
@@ -86,7 +87,8 @@ class _Enrolling(_Bearer):
 
 class _Device(_Bearer):
     async def __call__(self, request: HTTPConnection) -> str:  # type: ignore[override]
-        check_pace(request, request.scope[IDENTITY].hashed)
+        known: Identity = request.scope[IDENTITY]
+        check_pace(request, known.hashed if known.is_known else "")  # new tokens are no way around the pace
         sender = self.sender(request)
         if sender.device is None:
             raise NotAllowed("this needs a device's token; enrol first")

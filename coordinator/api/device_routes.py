@@ -164,11 +164,11 @@ async def get_weights(
     if found is None:
         found = await run_in_threadpool(service.version_file, job, version)
     path, manifest = found
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        raise NotFound(f"there is no version {version} of job {job!r} any more") from None
     if from_layer is None and to_layer is None:
-        try:
-            facts = os.stat(path)
-        except FileNotFoundError:
-            raise NotFound(f"there is no version {version} of job {job!r} any more") from None
         etag = {"ETag": f'"{job}-{version}"'}
         return Download(path, media_type="application/octet-stream", headers=etag, stat_result=facts)
     space = manifest.space

@@ -3,7 +3,7 @@ whether what they keep is of use."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["device"])
 def get_part(
     job: str,
     version: int,
-    name: Literal["model", "control", "momentum"],
+    name: str,
     device: Device,
     service: Service,
     boundary: Annotated[str, Query(max_length=200, description="What the device trains, as in its task.")],

@@ -76,16 +76,6 @@ def boundaries_table(manifest: Manifest, batch: int | None = None) -> Any:
     return show.table(f"{title}; engines: {engines[0]}" if alike else title, columns, rows, left=2)
 
 
-def short_table(manifest: Manifest) -> Any:
-    """Tabulate the boundaries for a narrow screen: only the total of the memory."""
-    rows = [
-        (*_first_cells(found), show.size(found["memory"]["total"]))
-        for found in (describe_boundary(manifest, boundary, None) for boundary in manifest.boundaries)
-    ]
-    columns = ("boundary", "tier", "parameters p", "activations a", "capacity", "memory")
-    return show.table(f"training from a boundary at batch {manifest.batch}", columns, rows, left=2)
-
-
 def _first_cells(found: dict[str, Any]) -> tuple[str, ...]:
     numbers = (show.number(found[key]) for key in ("parameters", "activations"))
     return found["name"], ", ".join(found["tiers"]), *numbers, f"{found['capacity']:.3f}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api import admission
-from coordinator.api.admission import PLACES, Place, Places
-from coordinator.api.limits import Transfer
+from coordinator.api.admission import PLACES, Admission, Place, Places
+from coordinator.api.auth import Identity
+from coordinator.api.limits import ClientLimits, Transfer
 from tests.live_server import LiveServer, live_server, make_bundle, next_task, zero_update
+from tests.waiting import PATIENCE
 
 WIDTH = 100_000  # of the model: 3.2 MB, more than the buffers on the way to a client hold
 MANY = 10 * PLACES
@@ -164,3 +168,70 @@ def test_a_body_that_is_not_wanted_is_not_read(server: LiveServer) -> None:
         length = f"Content-Length: {1 << 30}"
         connection.sendall(authorised(device, "PUT /v1/tasks/x-0-0-1/update", length, 'Embrace-Report: {"samples": 1}'))
         assert connection.recv(4096).startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_place_that_is_offered_to_a_cancelled_request_goes_to_the_next() -> None:
+    async def play() -> None:
+        places = Places(1)
+        first = await places.take(moving())
+        waiting = [asyncio.ensure_future(places.take(moving())) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert first is not None
+        first.leave()  # offered to the first that waits, which is cancelled before it hears of it
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        assert await waiting[1] is not None
+
+    asyncio.run(play())
+
+
+def test_tokens_that_no_client_has_are_looked_up_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database answers slowly, wrong tokens take two threads and no more, and a known device passes them."""
+    asked, most, release = [0], [0], threading.Event()
+
+    def slow(token: str, registry: object) -> Identity:
+        asked[0] += 1
+        most[0] = max(most[0], asked[0])
+        release.wait(PATIENCE)
+        asked[0] -= 1
+        return Identity(token)
+
+    def sender(scope: Scope, registry: object, coordinator: object) -> Identity | str:
+        known = dict(scope["headers"]).get(b"authorization") == b"known"
+        return Identity("known", "known", "device") if known else "wrong"
+
+    monkeypatch.setattr(admission, "look_up", slow)
+    monkeypatch.setattr(admission, "recognise", sender)
+
+    async def play() -> list[int]:
+        served: list[int] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            served.append(len(served))
+
+        async def ask(authorization: bytes) -> None:
+            scope = {"type": "http", "method": "GET", "path": "/v1/jobs", "app": SimpleNamespace(state=state)}
+            headers = [(b"authorization", authorization)]
+            await gate({**scope, "headers": headers}, _never, _ignore)
+
+        state = SimpleNamespace(registry=None, coordinator=None)
+        gate = Admission(application, ClientLimits())
+        crowd = [asyncio.ensure_future(ask(b"wrong")) for _ in range(50)]
+        while asked[0] < 2:
+            await asyncio.sleep(0.01)
+        await ask(b"known")
+        assert served == [0] and most[0] == 2
+        release.set()
+        await asyncio.gather(*crowd)
+        return served
+
+    assert len(asyncio.run(play())) == 51
+    assert most[0] <= 2
+
+
+async def _never() -> Message:
+    raise AssertionError("no body is read")
+
+
+async def _ignore(message: Message) -> None:
+    """Send the answer to no client."""

@@ -92,7 +92,7 @@ def test_the_servers_state_where_the_algorithm_has_it(site: Site, job_of: MakeJo
         ({"boundary": "x" * 300}, 422),
         ({"name": "control"}, 404),
         ({"name": "momentum"}, 404),
-        ({"name": "server_momentum"}, 422),
+        ({"name": "server_momentum"}, 404),
         ({"name": "..%2Fmodel"}, 404),
         ({"version": 1}, 404),
         ({"version": -1}, 404),

@@ -54,6 +54,8 @@ def test_a_file_is_sent_without_a_thread_for_every_piece(
     [
         ("versions/1/weights", 404),
         ("versions/-1/weights", 404),
+        ("versions/-1/weights?from_layer=0", 404),
+        ("versions/1/weights?from_layer=0", 404),
         (f"versions/{10**300}/weights", 404),
         ("versions/x/weights", 422),
         ("versions/0/weights?from_layer=3", 400),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,16 +65,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         }
 
 
-def documented() -> list[str]:
-    return [name for name in NAMES if name != "algorithms"]
-
-
-@pytest.mark.parametrize("name", documented())
+@pytest.mark.parametrize("name", NAMES)
 def test_the_example_of_every_name_works(name: str, world: dict[str, Any]) -> None:
     thing = getattr(embrace, name)
     assert inspect.getdoc(thing)
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = finder.find(thing, name, globs=dict(world))
+    own = vars(thing) if inspect.ismodule(thing) else {}
+    found = finder.find(thing, name, globs={**own, **world})
     assert any(test.examples for test in found), f"embrace.{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for test in found:
@@ -124,3 +122,32 @@ def test_training_equals_the_command(world: dict[str, Any], tmp_path: Path) -> N
     other = embrace.load(tmp_path / "b").state_dict()
     for name, value in python.bundle.state_dict().items():
         np.testing.assert_array_equal(value, other[name])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda w: embrace.simulate(w["job"], "digits", test_data=(w["x"], w["y"])), "test_data: a data set by name"),
+        (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), tiers=["weak"]), "tiers: expected a number of devices"),
+        (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), workers=0), "workers: expected at least 1"),
+        (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), folder=w["file"]), "cannot write to"),
+        (
+            lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), evaluate_every=-1),
+            "evaluate_every: expected a number",
+        ),
+        (lambda w: embrace.export(w["model"], sample=w["x"], dtype="words"), "input dtype 'words' is no type"),
+        (lambda w: embrace.export(w["model"], sample=w["x"], tiers=["weak"]), "tiers: expected a capacity for each"),
+        (lambda w: embrace.export(w["model"], sample=w["x"], tiers={"weak": "x"}), "a capacity lies between 0 and 1"),
+        (lambda w: embrace.train(w["bundle"], (w["x"], w["y"]), batch=0), "batch: expected at least 1"),
+        (lambda w: embrace.train(w["bundle"], (w["x"], w["y"]), rounds=0), "rounds: expected at least 1"),
+        (lambda w: embrace.Client(w["server"], w["token"], certificate=w["folder"] / "no.pem"), "cannot use the cert"),
+        (lambda w: embrace.Job(w["bundle"], algorithm="fedmagic"), "algorithm: expected one of"),
+        (lambda w: embrace.Job(w["bundle"], serve={"trim": 0.7}), "serve.trim: expected a share"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(call: Any, message: str, world: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    job = embrace.Job(world["bundle"], num_rounds=1, local={"steps": 1, "rate": 0.1})
+    with pytest.raises(embrace.errors.InputError, match=re.escape(message)) as refused:
+        call({**world, "job": job, "file": tmp_path / "file"})
+    assert "\n" not in str(refused.value)

@@ -1,6 +1,6 @@
 """A fleet in one process: the real server, device and wire code around a problem whose gradient is written out by hand.
 
-It is what `embrace simulate` runs (bench/simulate) but for the network: instead of PyTorch the closed form of
+It is what `embrace simulate` runs (simulation) but for the network: instead of PyTorch the closed form of
 tests/oracles/problem.py gives the gradients, so that the difference from an oracle is the rounding of float32.
 """
 

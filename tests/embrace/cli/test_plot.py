@@ -1,4 +1,4 @@
-"""`embrace plot`: its words and its refusals; what it draws and computes is tested in tests/bench/test_runs.py."""
+"""`embrace plot`: its words and its refusals; what it draws and computes is tested in tests/simulation/test_runs.py."""
 
 from __future__ import annotations
 
