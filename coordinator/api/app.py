@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
@@ -15,6 +15,7 @@ from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
 from coordinator.api.limits import ClientLimits, buckets
 from coordinator.batching import Batched
+from coordinator.body_check import AT_ONCE
 from coordinator.coordinator import PRESENCE, Coordinator
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
@@ -28,8 +29,9 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     """Build the REST interface of a coordinator, which starts and stops with the application."""
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
+        app.state.body_checks = CapacityLimiter(AT_ONCE)
         await run_in_threadpool(coordinator.start)
         ticking = asyncio.create_task(_tick(coordinator))
         try:

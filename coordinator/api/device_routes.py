@@ -106,7 +106,7 @@ async def send_update(
     try:
         await _spool(request, receiving)
         give_way(request)  # the more wait for the disk together, the less each of them costs
-        checked, sha256 = await check_body(receiving.path, receiving.decoder)
+        checked, sha256 = await check_body(receiving.path, receiving.decoder, request.app.state.body_checks)
         _check_digest(content_digest, sha256)
     except BaseException:
         receiving.path.unlink(missing_ok=True)
