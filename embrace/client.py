@@ -82,9 +82,10 @@ class Client:
         """Send a job and its bundle; return the id of the job, which runs from now on."""
         from embrace.jobs import Job
 
-        job = job if isinstance(job, Job) else Job.from_file(job)
+        job = job if isinstance(job, Job) else Job.from_file(job, own_rules=False)
+        plan = job.to_json()  # before anything is sent: it refuses rules that devices do not have
         digest = self.send_bundle(job.bundle.path)
-        return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": job.to_json()})["id"])
+        return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": plan})["id"])
 
     def jobs(self) -> list[dict[str, Any]]:
         """List all jobs, the oldest first."""

@@ -67,8 +67,10 @@ class Job:
         self.plan: Plan = plan_from({"bundle": str(self.bundle.path.resolve()), **facts, **given})
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Job:
+    def from_file(cls, path: str | Path, *, own_rules: bool = True) -> Job:
         """Read a job file; the bundle and the evaluation's data are looked for beside it.
+
+        own_rules: load rules of your own from the files that it names, as simulations do; else refuse them.
 
         >>> file = folder / "job.toml"
         >>> _ = file.write_text(f"bundle = '{bundle.path}'\\nalgorithm = 'fedavg'\\n")
@@ -78,7 +80,7 @@ class Job:
         from simulation.fleet import read_job
 
         file = Path(path)
-        plan, bundle = read_job(file)
+        plan, bundle = read_job(file, own_rules=own_rules)
         data = plan.evaluate.data
         if data is not None and (file.parent / file_of(data)).exists():
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))

@@ -148,15 +148,20 @@ class SimulatedFleet:
         }
 
 
-def read_job(file: Path, *, num_rounds: int | None = None, seed: int | None = None) -> tuple[Plan, Path]:
-    """Read a job file; return its plan and the bundle it names. Bundle and own rules are looked for beside it."""
+def read_job(
+    file: Path, *, num_rounds: int | None = None, seed: int | None = None, own_rules: bool = True
+) -> tuple[Plan, Path]:
+    """Read a job file; return its plan and the bundle it names, which is looked for beside it.
+
+    `own_rules`: load rules of the user's own from the files beside it; else refuse them.
+    """
     try:
         text = file.read_text("utf-8")
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{file} is no TOML: expected text in UTF-8") from None
-    plan = parse_plan(text, partial(load_class, folder=file.parent))
+    plan = parse_plan(text, partial(load_class, folder=file.parent) if own_rules else None)
     rounds = plan.num_rounds if num_rounds is None else num_rounds
     plan = replace(plan, num_rounds=rounds, seed=plan.seed if seed is None else seed)
     return plan, file.parent / plan.bundle
