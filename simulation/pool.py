@@ -278,9 +278,12 @@ def _serve(pipe: Connection, spec: WorkerSpec, blocks: list[str]) -> None:
     """Live as a worker: build, then job after job until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as ignore_interrupts.py, where workers are not forked
     os.environ["OMP_NUM_THREADS"] = "1"
-    with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, BrokenPipeError):
-        shared = stack.enter_context(_Block(spec.shared, blocks[0])).arrays
-        slots = [stack.enter_context(_Block(spec.slot, name)).arrays for name in blocks[1:]]
+    with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, ConnectionError):
+        try:
+            shared = stack.enter_context(_Block(spec.shared, blocks[0])).arrays
+            slots = [stack.enter_context(_Block(spec.slot, name)).arrays for name in blocks[1:]]
+        except FileNotFoundError:  # the pool was closed while this process was starting
+            return
         work: Work | None = None
         while True:
             message = json.loads(pipe.recv_bytes())
