@@ -3,12 +3,21 @@
 #   docker build --target coordinator --tag embrace-coordinator .
 ARG PYTHON=3.12
 
+# --- the page at /join ------------------------------------------------------------------------------------------------
+FROM node:22-slim AS web
+WORKDIR /source/browser
+COPY browser/package.json browser/package-lock.json browser/.npmrc ./
+RUN npm ci
+COPY browser ./
+RUN npm run build
+
 # --- the project as one wheel ---------------------------------------------------------------------------------------
 FROM python:${PYTHON}-slim AS wheel
 WORKDIR /source
 COPY pyproject.toml LICENSE README.md ./
 COPY bench bench
 COPY coordinator coordinator
+COPY --from=web /source/coordinator/web coordinator/web
 COPY edge_runtime edge_runtime
 COPY embrace embrace
 COPY federation federation

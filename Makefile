@@ -1,6 +1,7 @@
 # Everything from a fresh clone: `make demo`, `make test`. Needs python3 (3.10 or newer, with venv) and nothing else.
 PYTHON ?= python3
 TESTS ?= tests
+CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 RUNTIME ?= # stock: `make venv` takes the stock onnxruntime also where the one with both engines exists
 
 ROOMS := federation edge_runtime coordinator model_export bench simulation embrace
@@ -13,12 +14,14 @@ STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
 DOCS_READY := .venv-docs/.ready
+NODE_READY := browser/node_modules/.ready
+ARM64 := build/arm64
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test pytest test-slow test-ray fuzz coverage docs lint format clean
+.PHONY: help venv venv-stock demo test pytest test-slow test-browser web test-ray test-arm64 fuzz coverage docs lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_READY) ## see it work: a coordinator and four agents train a small network (without PyTorch)
 	.venv-demo/$(SCRIPTS)/embrace demo
@@ -35,8 +38,20 @@ pytest: $(READY) $(STOCK_READY) ## the tests alone
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 	$(BIN)/python -m pytest -m slow $(TESTS)
 
+test-browser: $(READY) web ## the agent in a page: the same numbers as the Python's, and real Chromium (needs Node)
+	cd browser && npm test
+	@test -n "$(CHROMIUM)" || { echo 'no Chromium found: make test-browser CHROMIUM=/path/to/chromium'; exit 1; }
+	cd browser && PYTHON=$(CURDIR)/$(BIN)/python CHROMIUM=$(CHROMIUM) npm run test:chromium
+
+web: $(NODE_READY) ## build the page at /join into coordinator/web (needs Node); a wheel built afterwards has it
+	cd browser && npm run build
+
 test-ray: $(RAY_READY) ## simulations whose devices are tasks of a local Ray: the same results
 	.venv-ray/$(SCRIPTS)/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py
+
+test-arm64: $(ARM64)/.ready ## the same numbers on aarch64, under emulation: federation, a step of every model, an agent
+	$(ARM64)/bin/python -m pytest -n 2 -p no:cacheprovider tests/federation
+	EMBRACE_ARM64_PYTHON=$(CURDIR)/$(ARM64)/bin/python $(BIN)/python -m pytest -n 2 tests/arm64
 
 fuzz: $(FUZZ_READY) ## two minutes of nonsense for the parser of updates and for the API of a running coordinator
 	.venv-fuzz/$(SCRIPTS)/python -m tests.fuzz.fuzz_wire --seconds 20
@@ -58,7 +73,7 @@ format: $(READY) ## write the code as ruff would
 	$(BIN)/ruff format .
 
 clean: ## remove all environments and every cache
-	rm -rf .venv .venv-demo .venv-stock .venv-fuzz .venv-ray .venv-docs build *.egg-info
+	rm -rf browser/node_modules coordinator/web .venv .venv-demo .venv-stock .venv-fuzz .venv-ray .venv-docs build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -91,6 +106,17 @@ $(FUZZ_READY): pyproject.toml constraints.txt
 $(RAY_READY): pyproject.toml constraints.txt
 	$(call environment,.venv-ray,--constraint constraints.txt --editable '.[everything$(comma)ray]')
 
+# Debian's packages and wheels for aarch64, unpacked; the emulator as well, where the system has none.
+$(ARM64)/.ready: $(READY) tests/arm64/userland.py
+	$(BIN)/python -m tests.arm64.userland $(ARM64)
+	touch $@
+
 # The site is built without a network from here on.
 $(DOCS_READY): pyproject.toml constraints.txt
 	$(call environment,.venv-docs,--constraint constraints.txt --editable '.[docs]')
+
+# Exactly what the lock file says.
+$(NODE_READY): browser/package-lock.json
+	@command -v npm >/dev/null || { echo 'Node 20.19 or newer is needed for what is in browser/'; exit 1; }
+	cd browser && npm ci
+	touch $@

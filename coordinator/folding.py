@@ -11,6 +11,9 @@ import threading
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+
+from coordinator.best_versions import BestVersions
 from coordinator.body_check import read_body
 from coordinator.jobs import (
     DeleteBodies,
@@ -23,16 +26,17 @@ from coordinator.jobs import (
     Units,
 )
 from coordinator.store.bodies import Bodies, BodyReader
-from coordinator.store.schema import UpdateRecord
+from coordinator.store.schema import FINISHED, UpdateRecord
 from coordinator.store.versions import Versions
 from federation import rounds
 from federation.algorithm import Facts
-from federation.errors import EmbraceError
+from federation.errors import FULL_DISK, EmbraceError
 from federation.round_sums import Reached, RoundSums
 from federation.wire import CheckedTrack, CheckedUpdate
 
 log = logging.getLogger("embrace.coordinator")
-TRY_AGAIN = 5.0  # seconds after which a round that could not be closed, for want of disk perhaps, is tried again
+TRY_AGAIN = 5.0  # seconds after which a round that could not be closed is tried again; longer each time it fails
+MOST_WORDS = 500  # characters of an error that a job keeps
 Item = FoldUpdate | FinishRound | DeleteBodies
 
 
@@ -52,6 +56,7 @@ class FoldWorker:
         self._repository = units.repository
         self._bodies = bodies
         self._versions = versions
+        self._best = BestVersions(units.repository, versions)
         self._reached = reached
         self._items: queue.Queue[Item | None] = queue.Queue()
         self._folded: dict[OpenJob, _Folded] = {}  # used by the worker's thread alone
@@ -124,13 +129,29 @@ class FoldWorker:
         return read_body(self._bodies.file(update), decoder)[0]
 
     def _finish(self, job: OpenJob) -> None:
+        closing = job.state.round
         try:
             self._commit(job)
-        except Exception:
-            self._retries[job] = self._units.clock() + TRY_AGAIN
-            log.exception("job %s: the round could not be closed; it is tried again", job.id)
+        except Exception as error:
+            log.exception("job %s: round %s could not be closed", job.id, closing.number)
+            if job.state.round is closing:  # what follows a commit is no part of it
+                self._put_off(job, error)
         finally:
             self._folded.pop(job, None)
+
+    def _put_off(self, job: OpenJob, error: Exception) -> None:
+        """Try again later. A full disk and a database that is away are waited for; a defect ends the job in time."""
+        waited_for = isinstance(error, OperationalError) or getattr(error, "errno", None) in FULL_DISK
+        self._retries[job] = self._units.clock() + TRY_AGAIN * (1 + job.state.round.tries)
+        if waited_for:
+            return
+        number, message = job.state.round.number, f"{type(error).__name__}: {error}"[:MOST_WORDS]
+        with self._units.begin() as work:
+            tries = job.state.round.tries + 1
+            work.note(job, "CloseFailed", {"round": number, "tries": tries, "message": message})
+            work.advance(job, rounds.CloseFailed(f"round {number} could not be closed: {message}"))
+            if work.state(job).round.state != "closing":
+                self._retries.pop(job)
 
     def _commit(self, job: OpenJob) -> None:
         """Take the server's step; everything that was acknowledged is folded before it."""
@@ -150,27 +171,40 @@ class FoldWorker:
         self._write_version(job, folded, updates, devices)
         regions = [checked.model.region for checked in folded.updates.values()]
         told = engine.summary(folded.sums, regions, [(row.samples, row.bytes, row.report) for row in updates])
+        members = [state.round.slots[row.slot].member for row in updates]
+        answers = [(member.boundary, (row.samples, row.bytes, row.report)) for member, row in zip(members, updates)]
+        scores = engine.device_scores(answers)
         facts = engine.next_facts(folded.sums)
         self._reached("mid-commit")
-        over = self._record(job, told, facts)
+        over = self._record(job, told, facts, scores)
         try:  # what follows can fail without harm
             self._bodies.delete_all([*done, *(updates if over or not engine.inherits(number + 1) else [])])
             self._versions.forget(job.id, before=state.version)
         except OSError:
             log.exception("job %s: after version %s", job.id, state.version + 1)
 
-    def _record(self, job: OpenJob, told: dict[str, Any], facts: Facts) -> bool:
-        """Record that a round is committed and open the next; return whether the job is over."""
+    def _record(self, job: OpenJob, told: dict[str, Any], facts: Facts, scores: dict[str, Any] | None) -> bool:
+        """Record that a round is committed and open the next; return whether the job is over.
+
+        `scores` are those that devices gave to the version that they received, the one before.
+        """
         number, version = job.state.round.number, job.state.version + 1
+        why = None
         with self._units.begin() as work:
+            if scores is not None:
+                told = {**told, "evaluation": {"version": version - 1, **scores}}
+                values = {f"device_{name}": scores.get(name) for name in ("accuracy", "mean_loss")}
+                why = self._best.record(work, job.id, version - 1, job.engine.plan.evaluate, values)
             job_state = self._repository.job_state(work.session, job.id)
             work.advance(job, rounds.Committed(), summary={**told, "facts": asdict(facts)})
             work.change(job, version=version, facts=facts)
             work.note(job, "RoundCommitted", {"round": number, "version": version, **told})
-            over = job_state == "stopped" or number + 1 >= job.engine.plan.num_rounds
+            over = job_state in FINISHED or number + 1 >= job.engine.plan.num_rounds or why is not None
             if over:
-                job_state = job_state if job_state == "stopped" else "done"
-                work.note(job, "JobState", {"state": job_state})
+                ended = {} if why is None or job_state in FINISHED else {"message": why}
+                job_state = job_state if job_state in FINISHED else "done"
+                self._repository.change_job(work.session, job.id, state=job_state, **ended)
+                work.note(job, "JobState", {"state": job_state, **ended})
                 work.outbox.append(ForgetJob(job))
             else:
                 work.open_round(job, number + 1)

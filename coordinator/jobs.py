@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from sqlalchemy.orm import Session
 
+from coordinator import standings
 from coordinator.store.repository import Repository
-from coordinator.store.schema import FINISHED, JobRecord, UpdateRecord
+from coordinator.store.schema import FINISHED, JobRecord, StandingRecord, UpdateRecord
 from federation import cohort, rounds
 from federation.algorithm import Facts
 from federation.engine import RoundEngine
@@ -35,11 +37,17 @@ class OpenJobState:
     paused_at: float | None = None
     unfit: Mapping[str, str] = field(default_factory=dict)  # devices that can train nothing here, and why
     waits_for: tuple[int, rounds.Effect] | None = None  # what clients were last told that a round waits for
+    standings: Mapping[str, StandingRecord] = field(default_factory=dict)  # how devices have done
+    refused: Mapping[str, int] = field(default_factory=dict)  # bodies of tasks of the round that were no updates
+
+    def why_benched(self, device: str, now: float) -> str:
+        """Say for how long a device gets no task and why; nothing if it may have one."""
+        return standings.why_benched(self.standings.get(device), now)
 
 
 @dataclass(eq=False)
 class OpenJob:
-    """A job with a round. `state` is what the database has; only a unit of work replaces it."""
+    """A job with a round. `state` is what the database has, but for renewed leases; a unit of work replaces it."""
 
     id: str
     bundle: str
@@ -54,7 +62,9 @@ def restore_job(repository: Repository, session: Session, job: JobRecord, engine
     current, *past = [rounds.decode(row.body, repository.seats(session, row)) for row in (newest, *before)]
     previous = _cohort(past[0]) if past else None
     paused_at = repository.state_changed_at(session, job.id) if job.state == "paused" else None
-    return OpenJob(job.id, job.bundle, engine, OpenJobState(job.version, current, facts, previous, paused_at))
+    known = {record.device: record for record in repository.standings(session, job=job.id)}
+    state = OpenJobState(job.version, current, facts, previous, paused_at, standings=known)
+    return OpenJob(job.id, job.bundle, engine, state)
 
 
 def find_inherited(
@@ -117,7 +127,18 @@ class EvaluateVersion:
 
 
 @dataclass(frozen=True)
+class KeepBest:  # the weights of this version; those that were the best before can go
+    job: str
+    version: int | None
+
+
+@dataclass(frozen=True)
 class ShutOut:
+    device: str
+
+
+@dataclass(frozen=True)
+class MissedOffer:  # a device did not come for its task: it counts as gone until it is heard of again
     device: str
 
 
@@ -138,7 +159,9 @@ Effect = (
     | FinishRound
     | DeleteBodies
     | EvaluateVersion
+    | KeepBest
     | ShutOut
+    | MissedOffer
     | NotifyDevices
     | ReachPoint
 )
@@ -167,6 +190,7 @@ class UnitOfWork:
         self._written: dict[OpenJob, tuple[cohort.Seat, ...]] = {}  # the seats as this transaction has them
         self._updates: list[UpdateRecord] = []
         self._events: list[dict[str, Any]] = []
+        self._standings: dict[tuple[str, str], StandingRecord] = {}
 
     def state(self, job: OpenJob) -> OpenJobState:
         return self._states.get(job, job.state)
@@ -201,7 +225,7 @@ class UnitOfWork:
         before = self.state(job).round
         opened = job.engine.open(number, self.now_of(job))
         self._repository.add_round(self.session, job.id, opened)
-        self.change(job, round=opened, previous=_cohort(before))
+        self.change(job, round=opened, previous=_cohort(before), refused={})
         self._written[job] = ()
 
     def advance(self, job: OpenJob, event: rounds.Event, **columns: Any) -> tuple[rounds.Effect, ...]:
@@ -214,17 +238,57 @@ class UnitOfWork:
             if rounds.encode_head(round) != rounds.encode_head(before):
                 columns |= {"closed_at": now} if round.state in ("committed", "abandoned") else {}
                 self._repository.change_round(self.session, job.id, round, **columns)
+        freed = any(isinstance(effect, rounds.WaitForDevices) for effect in effects)
+        overdue = any(isinstance(effect, rounds.WaitForUpdates) for effect in effects)
+        if (freed or round.state == "closing") and not isinstance(event, rounds.DevicesLeft):
+            self._blame(job, before, round)
         for effect in effects:
             self._tell(job, effect, now)
             if isinstance(effect, rounds.CloseRound):
                 self.outbox.append(FinishRound(job))
             elif isinstance(effect, rounds.RoundAbandoned):
                 self._fail(job, effect.reason)
-        # Seats are offered or free now. While devices are missing to begin, asking again leads to nothing.
-        freed = any(isinstance(effect, rounds.WaitForDevices) for effect in effects)
-        if round.state == "collecting" and (freed or before.state == "selecting"):
+        # Seats are offered or free now, or held too long. While devices are missing to begin, asking leads to nothing.
+        if round.state == "collecting" and (freed or overdue or before.state == "selecting"):
             self.notify_devices()
         return effects
+
+    def succeeded(self, job: OpenJob, device: str, seconds: float) -> None:
+        """Count an update of a device."""
+        self._stand(job, standings.succeeded(self._standing(job, device), seconds, self.now))
+
+    def failed(self, job: OpenJob, device: str, reason: str, message: str = "", taken: float | None = None) -> None:
+        """Count a failure of a device; clients that watch hear if it is benched."""
+        known = [other.seconds for other in self.state(job).standings.values() if other.seconds is not None]
+        usual = median(known) if known else None
+        standing = standings.failed(self._standing(job, device), reason, message, self.now, usual, taken)
+        self._stand(job, standing)
+        if why := standings.why_benched(standing, self.now):
+            until = standing.benched_until or self.now
+            told = {"device": device, "reason": reason, "seconds": until - self.now, "until": until, "message": why}
+            self.note(job, "DeviceBenched", {"round": self.state(job).round.number, **told})
+
+    def _standing(self, job: OpenJob, device: str) -> StandingRecord:
+        return self.state(job).standings.get(device) or StandingRecord(job.id, device)
+
+    def _stand(self, job: OpenJob, standing: StandingRecord) -> None:
+        self._standings[job.id, standing.device] = standing
+        self.change(job, standings={**self.state(job).standings, standing.device: standing})
+
+    def _blame(self, job: OpenJob, before: rounds.Round, after: rounds.Round) -> None:
+        """Count the devices that let their leases run out, and those that a round closed without."""
+        closes = before.state == "collecting" and after.state == "closing" and after.arrived < after.wanted
+        for seat, now in zip(before.slots, after.slots):
+            ended = seat.state == "leased" and now.state in ("expired", "offered")
+            taken_back = ended and (seat.until > self.now_of(job) or seat.until >= seat.since + before.max_task)
+            if taken_back or (closes and now.state == "leased"):
+                usual = f", the others {after.usual:.1f} s" if after.usual else ""
+                taken = self.now_of(job) - seat.since
+                self.failed(job, seat.member.device, standings.LATE, f"it has taken {taken:.1f} s{usual}", taken)
+            elif ended:
+                self.failed(job, seat.member.device, standings.LOST, "it was not heard of during its task")
+            elif seat.state == "offered" and (now.state == "expired" or (closes and now.state == "offered")):
+                self.outbox.append(MissedOffer(seat.member.device))
 
     def task(self, job: OpenJob, seat: cohort.Seat) -> Task:
         """Say what the device of a seat does."""
@@ -273,6 +337,9 @@ class UnitOfWork:
             self._write_seats(job)
         if self._events:
             self._repository.add_events(self.session, self._events)
+        if self._standings:
+            self._repository.write_standings(self.session, list(self._standings.values()))
+        self._standings = {}
         self._updates = []
         self._events = []
 
@@ -299,11 +366,14 @@ class Units:
         self._handle = handle
 
     @contextmanager
-    def begin(self) -> Iterator[UnitOfWork]:
-        """Record the block's changes when it ends, and handle what follows; if that fails, nothing has changed."""
+    def begin(self, now: float | None = None) -> Iterator[UnitOfWork]:
+        """Record the block's changes when it ends, and handle what follows; if that fails, nothing has changed.
+
+        `now` is for a caller that has read the clock and goes on with what it read.
+        """
         with self.lock:
             with self.repository.begin() as session:
-                work = UnitOfWork(self.repository, session, self.clock())
+                work = UnitOfWork(self.repository, session, self.clock() if now is None else now)
                 yield work
                 work.write()
             work.settle()

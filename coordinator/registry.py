@@ -14,10 +14,11 @@ from coordinator.store.repository import Repository
 from coordinator.store.schema import DeviceRecord
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
-from federation.identity import device_id
+from federation.identity import check_name, device_id, free_name
 
 ADMIN_KEY = "admin_token_hash"
 MOST_KNOWN = 65_536
+NOT_INVITED = "this enrolment token is unknown, used up or expired"
 
 
 class Registry:
@@ -26,22 +27,30 @@ class Registry:
     def __init__(self, repository: Repository, clock: Callable[[], float]) -> None:
         self._repository = repository
         self._clock = clock
+        self._admin = ""  # hash of the administrator's token, once it was read
         self._known: dict[str, str] = {}  # hash of a token -> its device, of those that came lately
 
     def set_admin_token(self) -> str | None:
         """Make the administrator's token; None if there is one already."""
         with self._repository.begin() as session:
-            if self._repository.meta(session, ADMIN_KEY) is not None:
+            self._admin = self._repository.meta(session, ADMIN_KEY) or ""
+            if self._admin:
                 return None
             token = new_token("admin")
             self._repository.add_meta(session, ADMIN_KEY, token_hash(token))
-            return token
+        self._admin = token_hash(token)
+        return token
+
+    def is_known_admin(self, token: str) -> bool:
+        """Whether this is the administrator's token, by what was read of the database before."""
+        return matches(token, self._admin)
 
     def check_admin(self, token: str) -> None:
         """Refuse every token but the administrator's."""
         with self._repository.reading() as session:
-            if not matches(token, self._repository.meta(session, ADMIN_KEY) or ""):
-                raise NotAllowed("this needs the administrator's token")
+            self._admin = self._repository.meta(session, ADMIN_KEY) or ""
+        if not matches(token, self._admin):
+            raise NotAllowed("this needs the administrator's token")
 
     def invite(self, uses: int, seconds: float) -> str:
         """Make a token with which so many devices can enrol for so long."""
@@ -52,8 +61,18 @@ class Registry:
             self._repository.add_enrolment(session, token_hash(token), self._clock() + seconds, uses)
         return token
 
+    def check_invited(self, token: str) -> None:
+        """Refuse every token with which no device could enrol now; none of its uses is taken."""
+        with self._repository.reading() as session:
+            if not self._repository.has_enrolment(session, token_hash(token), self._clock()):
+                raise NotAllowed(NOT_INVITED)
+
     def enrol(self, token: str, name: str, profile: DeviceProfile) -> tuple[str, str]:
-        """Enrol a device: return its id, which follows from its name, and its own token, which is not shown again."""
+        """Enrol a device: return its id, which follows from its name, and its own token, which is not shown again.
+
+        If another device that is not revoked has the name, the new one's gets a number: kitchen-2.
+        """
+        check_name(name)
         while True:
             with suppress(IntegrityError):  # two of the same name at once: one of them comes again
                 return self._enrol(token, name, profile)
@@ -62,9 +81,10 @@ class Registry:
         own, now = new_token("device"), self._clock()
         with self._repository.begin() as session:
             if not self._repository.use_enrolment(session, token_hash(token), now):
-                raise NotAllowed("this enrolment token is unknown, used up or expired")
+                raise NotAllowed(NOT_INVITED)
             device = device_id(name, lambda known: self._repository.device(session, known) is not None)
-            record = DeviceRecord(device, name, token_hash(own), False, asdict(profile), enrolled_at=now, seen_at=now)
+            free = free_name(name, self._repository.names_like(session, name).__contains__)
+            record = DeviceRecord(device, free, token_hash(own), False, asdict(profile), enrolled_at=now, seen_at=now)
             self._repository.add_device(session, record)
         self._remember(token_hash(own), device)
         return device, own
@@ -87,6 +107,11 @@ class Registry:
     def known_device(self, hashed: str) -> str | None:
         """Find the device of a token's hash that was looked up before. Whether it was revoked since is not known."""
         return self._known.get(hashed)
+
+    def name_of(self, device: str) -> str:
+        with self._repository.reading() as session:
+            found = self._repository.device(session, device)
+        return "" if found is None else found.name
 
     def set_profile(self, device: str, profile: DeviceProfile) -> None:
         with self._repository.begin() as session:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping
+from statistics import median
 from typing import Any
 
+from coordinator.best_versions import BestVersions
 from coordinator.errors import NotFound
 from coordinator.evaluation import Evaluations
-from coordinator.jobs import OpenJob
+from coordinator.jobs import OpenJob, Units
+from coordinator.presence import Presence
+from coordinator.standings import why_benched
 from coordinator.store.repository import Repository
-from coordinator.store.schema import FINISHED, JobRecord, UpdateRecord
+from coordinator.store.schema import FINISHED, DeviceRecord, EventRecord, JobRecord, StandingRecord, UpdateRecord
+from federation import rounds
+from federation.printable import printable
+from federation.waiting import Fleet, Waiting, waiting_device, waiting_for
 
 EVENTS_AT_ONCE = 500
+LAST_UPDATES = 20  # of a device, of which medians are taken
+LARGEST_ROUND = 2**31 - 1
+MOST_JOBS, MOST_DEVICES = 50, 20  # that have numbers of their own in Prometheus
+MOST_WAITING = 3  # jobs that a device without a task hears of
 UPDATES_AT_ONCE = 500
 
 ROUND_COLUMNS = (
@@ -63,16 +73,25 @@ class Reports:
         repository: Repository,
         open_jobs: Mapping[str, OpenJob],
         evaluations: Evaluations,
-        lock: AbstractContextManager[bool],
+        best: BestVersions,
+        units: Units,
+        presence: Presence,
+        heard_within: float,
     ) -> None:
+        """`heard_within`: seconds after which a device that was not heard of counts as gone."""
         self._repository = repository
         self._open_jobs = open_jobs
         self._evaluations = evaluations
-        self._lock = lock
+        self._best = best
+        self._lock = units.lock
+        self._clock = units.clock
+        self._presence = presence
+        self._heard_within = heard_within
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self, match: str | None = None) -> list[dict[str, Any]]:
+        """List jobs: all, or those that a name or the beginning of an id may mean."""
         with self._repository.reading() as session:
-            return [vars(job) for job in self._repository.jobs(session)]
+            return [vars(job) for job in self._repository.jobs(session, match)]
 
     def record(self, job: str) -> JobRecord:
         with self._repository.reading() as session:
@@ -82,14 +101,57 @@ class Reports:
         return found
 
     def job(self, job: str) -> dict[str, Any]:
-        """Describe a job with its newest round."""
-        found = vars(self.record(job))
+        """Describe a job with its newest round and its best version."""
+        record = self.record(job)
         with self._repository.reading() as session:
+            best = self._best.of(session, record)
             (newest,) = self._repository.newest_rounds(session, job, 1)
             body = {**newest.body, "slots": self._repository.seats(session, newest)}
         open_job = self._open_jobs.get(job)
         unfit = dict(open_job.state.unfit) if open_job else {}
-        return {**found, "round": {**vars(newest), "body": body}, "unfit": unfit}
+        told = {"round": {**vars(newest), "body": body}, "unfit": unfit, "best": None if best is None else vars(best)}
+        now, known = self._clock(), open_job.state.standings if open_job else {}
+        benched = {device: why for device, standing in known.items() if (why := why_benched(standing, now))}
+        return {**vars(record), **told, "benched": benched, "waiting": self._waiting(record, open_job)}
+
+    def _waiting(self, record: JobRecord, job: OpenJob | None) -> dict[str, Any] | None:
+        """Say what a job waits for, if it does."""
+        found = None if job is None else waiting_for(job.state.round, self._fleet(job), paused=record.state == "paused")
+        if found is None and self._evaluations.unfinished(record.id):
+            found = Waiting("evaluation", f"version {record.version} is being scored")
+        return None if found is None else vars(found)
+
+    def _fleet(self, job: OpenJob) -> Fleet:
+        """Say what is known of a job's devices, those that are there counted now."""
+        now = self._clock()
+        here, unreadable = self._here(now)
+        with self._repository.reading() as session:
+            standings = self._repository.standings(session, job=job.id)
+            names = self._repository.names(session)
+        benched = {known.device: _why_benched(known) for known in standings if (known.benched_until or 0.0) > now}
+        return Fleet(_missing(job, here, now), {**job.state.unfit, **unreadable}, benched, names)
+
+    def _here(self, now: float) -> tuple[set[str], dict[str, str]]:
+        """List the devices that would come for a task, as when a cohort is drawn; and the profiles no job can read."""
+        with self._repository.reading() as session:
+            heard, unreadable = self._repository.present(session, now - self._heard_within)
+        return {device for device in heard if self._presence.is_here(device, now)}, unreadable
+
+    def waiting(self, device: str) -> str:
+        """Say to a device that just asked in vain what the jobs wait for. No database: a whole fleet asks."""
+        jobs = [job for job in list(self._open_jobs.values()) if device not in job.state.unfit]
+        if not jobs:
+            return "" if self._open_jobs else "there is no job"
+        said = []
+        for job in jobs[:MOST_WAITING]:
+            state = job.state
+            effect = state.waits_for[1] if state.waits_for and state.waits_for[0] == state.round.number else None
+            missing = effect.count if isinstance(effect, rounds.WaitForDevices) else 0
+            why = state.why_benched(device, self._clock())
+            fleet = Fleet(missing, benched={device: why} if why else {})
+            words = waiting_device(state.round, fleet, device, paused=state.paused_at is not None)
+            said.append(f"job {printable(job.engine.plan.name or job.engine.manifest.name, 40)} {words}")
+        return "; ".join([*said, *(["..."] if len(jobs) > MOST_WAITING else [])])
 
     def job_state(self, job: str) -> str:
         with self._repository.reading() as session:
@@ -132,13 +194,99 @@ class Reports:
     def unfit(self, device: str) -> str:
         """Say why none of the jobs that run can use a device; nothing if one can, or if there is none."""
         running = [job for job in list(self._open_jobs.values()) if job.state.paused_at is None]
-        found = {job.id: job.state.unfit.get(device) for job in running}
+        now = self._clock()
+        found = {job.id: job.state.unfit.get(device) or job.state.why_benched(device, now) for job in running}
         return "; ".join(f"job {job}: {why}" for job, why in found.items()) if all(found.values()) else ""
 
-    def devices(self) -> list[dict[str, Any]]:
+    def devices(self, match: str | None = None) -> list[dict[str, Any]]:
+        """List devices: all, or those that a name or the beginning of an id may mean."""
         with self._repository.reading() as session:
-            rows = self._repository.devices(session)
-        return [{**_without(row, "token_hash"), "unfit": "" if row.revoked else self.unfit(row.id)} for row in rows]
+            rows = self._repository.devices(session, match)
+            benched = self._repository.benched(session, self._clock())
+        working = self._working()
+        return [self._described(row, working, benched) for row in rows]
+
+    def _working(self) -> set[str]:
+        """List the devices that hold a task."""
+        rounds = [job.state.round for job in list(self._open_jobs.values()) if job.state.round.state == "collecting"]
+        return {seat.member.device for round in rounds for seat in round.slots if seat.state == "leased"}
+
+    def _described(self, row: DeviceRecord, working: Collection[str], benched: Mapping[str, float]) -> dict[str, Any]:
+        if row.revoked:
+            state = "revoked"
+        elif row.id in working:
+            state = "working"
+        elif row.seen_at <= self._clock() - self._heard_within:
+            state = "gone"
+        else:
+            state = "benched" if row.id in benched else "waiting"
+        unfit = "" if row.revoked else self.unfit(row.id)
+        return {
+            **_without(row, "token_hash"),
+            "state": state,
+            "benched_until": benched.get(row.id),
+            "unfit": unfit,
+        }
+
+    def device(self, device: str) -> dict[str, Any]:
+        """Describe a device with what it did: tasks, failures, where its time goes, how it stands in each job."""
+        with self._repository.reading() as session:
+            row = self._repository.device(session, device)
+            if row is None:
+                raise NotFound(f"there is no device {device!r}")
+            benched = self._repository.benched(session, self._clock())
+            done = self._repository.tasks_done(session, device)
+            updates = [_timing(found) for found in self._repository.updates_of_device(session, device, LAST_UPDATES)]
+            failures = self._repository.failures_of_device(session, device, 1)
+            standings = {known.job: known for known in self._repository.standings(session, device=device)}
+            jobs = [self._repository.job(session, job) for job in done.keys() | standings]
+        parts = sorted({part for update in updates for part in update["seconds"]}, key=TIMING_COLUMNS.index)
+        seconds = {part: median(u["seconds"][part] for u in updates if part in u["seconds"]) for part in parts}
+        return {
+            **self._described(row, self._working(), benched),
+            "tasks_done": sum(done.values()),
+            "tasks_failed": sum(known.failures for known in standings.values()),
+            "last_error": _error(failures[0]) if failures else None,
+            "last_update_at": updates[0]["arrived_at"] if updates else None,
+            "seconds": seconds,
+            "jobs": [self._in_job(job, device, done, standings.get(job.id)) for job in jobs if job is not None],
+        }
+
+    def _in_job(
+        self, job: JobRecord, device: str, done: Mapping[str, int], standing: StandingRecord | None
+    ) -> dict[str, Any]:
+        open_job = self._open_jobs.get(job.id)
+        seat = None if open_job is None else open_job.state.round.seat_of(device)
+        known = standing or StandingRecord(job.id, device)
+        return {
+            "job": job.id,
+            "name": job.name,
+            "boundary": seat.member.boundary if seat else self._last_boundary(job.id, device),
+            "task": seat.state if seat else "",
+            "done": done.get(job.id, 0),
+            "failed": known.failures,
+            "benched_until": known.benched_until if (known.benched_until or 0.0) > self._clock() else None,
+            "reason": known.reason,
+            "message": known.message,
+        }
+
+    def _last_boundary(self, job: str, device: str) -> str:
+        with self._repository.reading() as session:
+            last = self._repository.last_update(session, job, device, LARGEST_ROUND)
+            update = self._repository.update(session, last[1]) if last else None
+        return _timing(update)["boundary"] if update else ""
+
+    def figures(self) -> dict[str, Any]:
+        """Collect numbers for Prometheus: of the newest jobs, of the devices that fail most, of devices by state."""
+        now = self._clock()
+        with self._repository.reading() as session:
+            jobs = self._repository.job_figures(session, MOST_JOBS)
+            failing = self._repository.failing_devices(session, MOST_DEVICES)
+            states = self._repository.device_states(session, now - self._heard_within, now, self._working())
+        selecting = [job for job in list(self._open_jobs.values()) if _selects(job)]
+        here = self._here(now)[0] if selecting else set()
+        missing = {job.id: _missing(job, here, now) for job in selecting}
+        return {"jobs": jobs, "failing": failing, "states": states, "missing": missing}
 
     def timings(self, job: str, first_round: int = 0) -> Iterator[dict[str, Any]]:
         """Report every accepted update, in the order of rounds and slots; a few are read at a time."""
@@ -159,6 +307,28 @@ class Reports:
         """Count jobs, devices and rounds; present are the devices that were heard of since then."""
         with self._repository.reading() as session:
             return self._repository.census(session, since)
+
+
+def _selects(job: OpenJob) -> bool:
+    return job.state.round.state == "selecting" and job.state.paused_at is None
+
+
+def _missing(job: OpenJob, here: Collection[str], now: float) -> int:
+    """Count the devices that are missing to begin a round; a round does not wait for those that are benched."""
+    counted = [device for device in here if device not in job.state.unfit]
+    fit = any(not job.state.why_benched(device, now) for device in counted)
+    least = job.engine.plan.participate.needed if fit else len(counted) + 1
+    return max(0, least - len(counted))
+
+
+def _error(event: EventRecord) -> dict[str, Any]:
+    """Take the last failure from an event."""
+    words = {name: str(event.body.get(name) or "") for name in ("reason", "message")}
+    return {"job": event.job, "at": event.at, **words}
+
+
+def _why_benched(standing: StandingRecord) -> str:
+    return f"{standing.reason}: {standing.message}" if standing.message else standing.reason
 
 
 def _without(record: object, *names: str) -> dict[str, Any]:

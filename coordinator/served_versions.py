@@ -29,7 +29,7 @@ class ServedVersions:
 
     def version_file(self, job: str, version: int) -> tuple[Path, Manifest]:
         record = self._reports.record(job)
-        path = self._versions.weights(job, version)
+        path = self._versions.find(job, version)
         if not 0 <= version <= record.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
         self._known[job] = record.version, self._bundles.manifest(record.bundle)
@@ -39,6 +39,10 @@ class ServedVersions:
         """Find a version that a device asked for before: no database, no waiting."""
         newest, manifest = self._known.get(job, (-1, None))
         return (self._versions.weights(job, version), manifest) if manifest and 0 <= version <= newest else None
+
+    def forget(self, job: str) -> None:
+        """Forget what is known of a job that was removed."""
+        self._known.pop(job, None)
 
     def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> tuple[Region, Vector]:
         """Cut out what a boundary's graph takes of a vector, or of what it trains one unit."""

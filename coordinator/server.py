@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
-import resource
 import signal
 import socket
 import ssl
@@ -23,12 +23,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.coordinator import Coordinator
+from coordinator.evaluation import EvaluationLimits
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.repository import Repository
+from edge_runtime.files import make_folder
+from edge_runtime.system import HERE
 from federation.errors import InputError
 from federation.round_sums import Reached
 
@@ -37,7 +40,7 @@ HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a b
 TICKS = 10  # of uvicorn's: a second
 GOODBYE = 2.0  # seconds for a client to answer that TLS ends
 LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
-WANTED_FILES = 65_536  # open ones: every upload has a socket and a file
+WANTED_FILES = 65_536  # open ones: every upload has a socket and a file, and often 1024 are the default
 
 
 class Server:
@@ -45,22 +48,21 @@ class Server:
 
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             blobs = DirectoryBlobs(directory)
         except OSError as error:
             raise InputError(f"cannot use {directory}: {error.strerror}") from None
         self.settings = settings
         repository = Repository(open_database(settings.database or sqlite_url(directory)))
         self.registry = Registry(repository, time.time)
-        self.coordinator = Coordinator(repository, blobs, reached=reached)
-        same = {field.name for field in fields(ClientLimits)} & {field.name for field in fields(Settings)}
-        limits = ClientLimits(**{name: getattr(settings, name) for name in same})
-        self.app = create_app(self.coordinator, self.registry, limits)
+        limits = EvaluationLimits(**_shared(settings, EvaluationLimits))
+        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits)
+        self.app = create_app(self.coordinator, self.registry, ClientLimits(**_shared(settings, ClientLimits)))
 
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
         configure_logging(self.settings.log_level)
-        _allow_many_files()
+        HERE.allow_open_files(WANTED_FILES)
         config, bound = self._config(), self._listen()
         url = self._url(bound)
         log.info("listening", extra={"facts": {"url": url, **asdict(without_secrets(self.settings))}})
@@ -159,6 +161,13 @@ class _Uvicorn(uvicorn.Server):
             self._close_idle(time.monotonic())
         return await super().on_tick(counter)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start; a TLS handshake has as long as the headers of a request, where asyncio would wait for a minute."""
+        loop: Any = asyncio.get_running_loop()
+        if self.config.is_ssl:
+            loop.create_server = functools.partial(loop.create_server, ssl_handshake_timeout=self._slow_client)
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.to_thread(self._release)  # devices that wait for a task are told that there is none
         hanging_up = asyncio.create_task(self._hang_up())
@@ -186,6 +195,12 @@ class _Uvicorn(uvicorn.Server):
                     connection.transport.abort()
 
 
+def _shared(settings: Settings, kind: type[Any]) -> dict[str, Any]:
+    """Take the settings that a class has fields of the same names for."""
+    same = {field.name for field in fields(kind)} & {field.name for field in fields(Settings)}
+    return {name: getattr(settings, name) for name in same}
+
+
 @contextlib.contextmanager
 def _quiet_signals() -> Iterator[None]:
     """uvicorn ends cleanly on a signal and then raises it again; it has done its work by then."""
@@ -198,12 +213,3 @@ def _quiet_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _allow_many_files() -> None:
-    """As many open files as the system lets us have: often 1024 are the default, and 512 uploads take that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

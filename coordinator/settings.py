@@ -35,6 +35,10 @@ class Settings:
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events
     slow_client: float = 15.0  # seconds for the headers of a request, and for every KiB of its body
+    evaluation_data: str | None = None  # a folder; jobs name what is in it: coordinator:NAME
+    evaluation_bytes: int = 2 << 30  # of uploaded samples, at most
+    evaluation_memory: int = 0  # bytes of the process that scores a version; 0: by the size of model and data
+    evaluation_seconds: float = 3600.0  # ... and how long it may take
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -47,9 +51,20 @@ class Settings:
                 f"{self.host} is visible to other machines, and without TLS the tokens can be read on the way: "
                 "give --tls-certificate and --tls-key, or --insecure behind a proxy that has them"
             )
-        for name in ("requests_per_second", "concurrent_requests", "waiting_requests", "slow_client"):
+        for name in (
+            "requests_per_second",
+            "concurrent_requests",
+            "waiting_requests",
+            "slow_client",
+            "evaluation_seconds",
+        ):
             if not 0 < getattr(self, name) <= 1e9:
                 raise FieldError(name, f"expected a number above 0, got {getattr(self, name)}")
+        for name, least in (("evaluation_bytes", 1), ("evaluation_memory", 0)):
+            if not least <= getattr(self, name) <= 1 << 50:
+                raise FieldError(name, f"expected a number of bytes from {least}, got {getattr(self, name)}")
+        if self.evaluation_data is not None and not Path(self.evaluation_data).is_dir():
+            raise FieldError("evaluation_data", f"expected a folder, there is none at {self.evaluation_data!r}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise FieldError("log_level", f"expected debug, info, warning or error, got {self.log_level!r}")
 
@@ -60,7 +75,7 @@ def load_settings(directory: Path, environment: Mapping[str, str], given: Mappin
     written: dict[str, Any] = {}
     if file.is_file():
         try:
-            written = tomllib.loads(file.read_text())
+            written = tomllib.loads(file.read_text("utf-8"))
         except ValueError as error:  # no TOML, no UTF-8
             raise InputError(f"{file} is no TOML: {error}") from None
     told = {

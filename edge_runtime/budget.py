@@ -6,33 +6,29 @@ the rest is for training, or, before it, for the frozen layers.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import math
-import os
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_runtime.engine.choose import EngineName, choose_engine
-from edge_runtime.engine.session import RUNTIME, Profile, RuntimeSettings
-from edge_runtime.files import replacing
+from edge_runtime.engine.choose import EngineName, check_engine, choose_engine, engines_of
+from edge_runtime.engine.session import Profile, RuntimeSettings, give_back_memory, is_untouched
 from edge_runtime.forward import ForwardPlan
-from edge_runtime.measure import Case, measure
-from edge_runtime.memory import available_memory, current_memory
-from federation.capacity import FLOAT_BYTES, predicted_memory
+from edge_runtime.memory import Memory, available_memory, current_memory
+from edge_runtime.trial import Conditions, Trial, Trials
+from federation.axes.cover import DeviceProfile, OutputSide
+from federation.capacity import FLOAT_BYTES, MeasuredNeed, megabytes, predicted_peak
 from federation.errors import InputError, OutOfMemory
-from federation.manifest import MANIFEST_NAME, Boundary, Manifest
+from federation.manifest import Boundary, Manifest
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?B?)\s*", re.IGNORECASE)
 IDLE_GUESS = 45_000_000  # anonymous memory of the idle process where the system does not say
-# Beyond the papers' formula: the runtime's own structures, about so many bytes for each byte of a graph, and what its
-# arena cannot use.
-GRAPH_BYTES, ARENA = 24, 1.15
 LARGEST_FORWARD_BATCH = 64
+AT_WORK = 2_000_000  # bytes of anonymous memory that a process gains when it begins to work, beside training
+LEAST_BARE = 10**6  # a bare number below was not meant as bytes
+HOPELESS = 1.25  # what passed the limit takes at least so much more than was thought
 
 
 def parse_size(text: str | int) -> int:
@@ -43,15 +39,6 @@ def parse_size(text: str | int) -> int:
     if not found or unit not in _UNITS or not 0 < float(found.group(1)) * _UNITS[unit] < 2**60:
         raise InputError(f"{text!r} is no size: expected something like 64MB, 1.5GB or 256MiB")
     return int(float(found.group(1)) * _UNITS[unit])
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What a trial step from a boundary took."""
-
-    anonymous: int
-    forward_share: float | None
-    step_seconds: float
 
 
 @dataclass(frozen=True)
@@ -74,50 +61,89 @@ class Allowance:
         return 2 * self.needed > self.budget - self.idle
 
 
-Trials = Callable[[Boundary], Trial]
+TryOut = Callable[[Boundary], Trial]
 
 
-def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int) -> int:
-    """Predict the anonymous bytes that training from a boundary takes."""
-    graph = boundary.train.bytes if boundary.train else sum(f.bytes for f in boundary.ort_training[:1])
-    return int(ARENA * (predicted_memory(manifest, boundary, batch).total + GRAPH_BYTES * graph))
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of anonymous memory that the whole process may have."""
+
+    bytes: int
+    origin: str  # 'asked for', or where the limit is written
+    idle: Memory | None  # what the process had before it trained anything
+
+    @property
+    def idle_bytes(self) -> int:
+        return self.idle.anonymous if self.idle else IDLE_GUESS
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left for training; at work a process has buffers, too, that it lacks when it is idle."""
+        return self.bytes - self.idle_bytes - AT_WORK
+
+
+def open_budget(memory: str | int | None) -> Budget:
+    """Take what is allowed, or what the system leaves; refuse what the idle process has already."""
+    now = current_memory()
+    if memory is not None:
+        found = Budget(parse_memory(memory), "asked for", now)
+    else:
+        rest = available_memory()
+        if rest is None:
+            raise InputError("this system does not say how much memory is free; say how much to use with --memory")
+        found = Budget(rest[0] + (now.anonymous if now else 0), rest[1], now)
+    if found.room <= 0:
+        raise OutOfMemory(
+            f"{megabytes(found.bytes)} allowed, the idle process takes {megabytes(found.idle_bytes)}; "
+            "give it more memory"
+        )
+    return found
+
+
+def parse_memory(text: str | int) -> int:
+    """Parse a memory budget; a bare number is too easily meant as megabytes."""
+    size = parse_size(text)
+    if size < LEAST_BARE and str(text).strip().isdigit():
+        raise InputError(f"memory: {size} bytes? write {size}MB, or {size}B if you mean it")
+    return size
 
 
 def largest_fitting(
-    manifest: Manifest, batch: int, room: int, trials: Trials | None
+    manifest: Manifest, batch: int, room: int, try_out: TryOut | None, engine: str = "auto"
 ) -> tuple[Boundary, int, Trial | None]:
     """Find the boundary nearest to the input that fits, and what it needs; each candidate is tried before it is taken.
 
     Narrow ones are no candidates: whether a device trains fewer channels instead of fewer layers is the job's choice.
     """
-    candidates = [boundary for boundary in manifest.boundaries if boundary.narrow is None]
-    known: dict[str, Trial | None] = {}
-    correction = 1.0
+    boundary, profile, trial = search(manifest, batch, DeviceProfile(max(1, room), engines=engines_of(engine)), try_out)
+    return boundary, profile.need(manifest, boundary, batch), trial
+
+
+def search(
+    manifest: Manifest, batch: int, profile: DeviceProfile, try_out: TryOut | None
+) -> tuple[Boundary, DeviceProfile, Trial | None]:
+    """Find what the coordinator would choose for a device, each candidate tried once; return what was learnt, too."""
+    trials: dict[str, Trial] = {}
     while True:
-        fitting = [boundary for boundary in candidates if _need(manifest, boundary, batch, correction, known) <= room]
-        if not fitting:
-            smallest = min(candidates, key=lambda b: _need(manifest, b, batch, correction, known))
-            need = _need(manifest, smallest, batch, correction, known)
-            raise OutOfMemory(
-                f"no boundary of {manifest.name!r} fits: the smallest, {smallest.name!r}, needs about {_mb(need)} at "
-                f"batch {batch}, and {_mb(max(room, 0))} are left beside the idle process; give it more memory or use "
-                "a smaller batch"
-            )
-        best = fitting[0]
-        if trials is None or best.name in known:
-            return best, _need(manifest, best, batch, correction, known), known.get(best.name)
-        try:
-            known[best.name] = trial = trials(best)
-            correction = trial.anonymous / predicted_peak(manifest, best, batch)
-        except OutOfMemory:
-            known[best.name] = None
+        best = OutputSide().choose(manifest, profile, batch)
+        if try_out is None or best.name in trials:
+            return best, profile, trials.get(best.name)
+        trial, profile = tried(manifest, batch, profile, best, try_out)
+        if trial is not None:
+            trials[best.name] = trial
 
 
-def _need(manifest: Manifest, boundary: Boundary, batch: int, correction: float, known: dict[str, Trial | None]) -> int:
-    if boundary.name in known:
-        trial = known[boundary.name]
-        return trial.anonymous if trial else 2**62
-    return int(correction * predicted_peak(manifest, boundary, batch))
+def tried(
+    manifest: Manifest, batch: int, profile: DeviceProfile, boundary: Boundary, try_out: TryOut
+) -> tuple[Trial | None, DeviceProfile]:
+    """Try a boundary; return the trial, None if it did not fit, and a profile that knows what it took."""
+    assert profile.memory is not None
+    try:
+        trial = try_out(boundary)
+    except OutOfMemory:  # at least so much: it is known only that it passed the limit
+        least = max(profile.memory + 1, int(HOPELESS * profile.need(manifest, boundary, batch)))
+        return None, profile.knowing(MeasuredNeed(profile.graph(boundary), batch, least))
+    return trial, profile.knowing(MeasuredNeed(profile.graph(boundary), batch, max(1, trial.anonymous)))
 
 
 def allow(
@@ -137,67 +163,54 @@ def allow(
 ) -> Allowance:
     """Decide: boundary (unless told), engine, profile, how many layers at a time, where activations are kept."""
     settings = settings or RuntimeSettings()
-    budget, budget_from = _budget(memory)
-    now = current_memory()
-    idle = now.anonymous if now else IDLE_GUESS
-    room = budget - idle
-    if room <= 0:
-        raise OutOfMemory(
-            f"the budget is {_mb(budget)}, and the idle process alone has {_mb(idle)}; give it more than that"
-        )
-    trials = remembered(directory, manifest, batch, engine, settings, work) if try_out else None
+    check_engine(engine)
+    give_back_memory()
+    found = open_budget(memory)
+    limit, idle = found.bytes if memory is not None else None, found.idle if is_untouched() else None
+    conditions = Conditions(directory, manifest, batch, engine, settings, limit=limit, idle=idle)
+    try_one = Trials(conditions, work) if try_out else None
     if boundary is None:
-        chosen, needed, trial = largest_fitting(manifest, batch, room, trials)
+        chosen, needed, trial = largest_fitting(manifest, batch, found.room, try_one, engine)
     else:
         chosen = manifest.boundary(boundary)
-        needed, trial = _check_told(manifest, chosen, batch, room, budget, idle, trials)
-    spare = max(room - needed, room // 8)
-    plan, picked = _forward_plan(manifest, chosen, spare, samples, profile, activations, work)
+        needed, trial = _check_told(manifest, chosen, batch, found, try_one, engine)
+    plan, picked = forward_plan(manifest, chosen, found.room, needed, samples, profile, activations, work)
     return Allowance(
         chosen,
         choose_engine(chosen, engine),
         replace(settings, profile=picked),
         plan,
-        budget,
-        budget_from,
-        idle,
+        found.bytes,
+        found.origin,
+        found.idle_bytes,
         needed,
         trial,
     )
 
 
-def _budget(memory: str | int | None) -> tuple[int, str]:
-    if memory is not None:
-        return parse_size(memory), "asked for"
-    now, rest = current_memory(), available_memory()
-    if rest is None:
-        raise InputError("this system does not say how much memory is free; say how much to use with --memory")
-    return rest[0] + (now.anonymous if now else 0), rest[1]
-
-
 def _check_told(
-    manifest: Manifest, boundary: Boundary, batch: int, room: int, budget: int, idle: int, trials: Trials | None
+    manifest: Manifest, boundary: Boundary, batch: int, budget: Budget, try_out: TryOut | None, engine: str
 ) -> tuple[int, Trial | None]:
     """Refuse a named boundary that does not fit, and say which one would."""
     needed, trial = predicted_peak(manifest, boundary, batch), None
     # The prediction may be off by half; what is hopeless is not tried.
-    if trials is not None and needed < 2 * room:
+    if try_out is not None and needed < 2 * budget.room:
         try:
-            trial = trials(boundary)
+            trial = try_out(boundary)
             needed = trial.anonymous
         except OutOfMemory:
-            needed = max(needed, room + 1)
-    if needed <= room:
+            needed = max(needed, budget.room + 1)
+    if needed <= budget.room:
         return needed, trial
     problem = (
-        f"training from {boundary.name!r} needs about {_mb(needed)} at batch {batch}, and of the {_mb(budget)} allowed "
-        f"{_mb(max(room, 0))} are left beside the idle process"
+        f"training from {boundary.name!r} needs about {megabytes(needed)} at batch {batch}, and of the "
+        f"{megabytes(budget.bytes)} allowed {megabytes(budget.room)} are left beside the idle process"
     )
     try:
-        other, need, _ = largest_fitting(manifest, batch, room, trials)
+        other, need, _ = largest_fitting(manifest, batch, budget.room, try_out, engine)
     except OutOfMemory:
         raise OutOfMemory(f"{problem}; no other boundary fits either: use a smaller batch or more memory") from None
-    raise OutOfMemory(f"{problem}; {other.name!r} would fit ({_mb(need)}): --boundary {other.name}")
+    raise OutOfMemory(f"{problem}; {other.name!r} would fit ({megabytes(need)}): --boundary {other.name}")
 
 
 def check_profile(profile: str) -> None:
@@ -205,69 +218,35 @@ def check_profile(profile: str) -> None:
         raise InputError(f"no profile is called {profile!r}: expected auto, fast or low_memory")
 
 
-def _forward_plan(
-    manifest: Manifest, boundary: Boundary, spare: int, samples: int, profile: str, activations: str, work: Path
+def forward_plan(
+    manifest: Manifest,
+    boundary: Boundary,
+    room: int,
+    needed: int,
+    samples: int,
+    profile: str,
+    activations: str,
+    work: Path,
 ) -> tuple[ForwardPlan, Profile]:
-    """Plan how to run the frozen layers in what training leaves: the runtime keeps the memory that it once had.
+    """Plan how to run the frozen layers, before training and beside what it keeps.
 
-    Half of it is for weights, a quarter for the batch that passes through, a quarter for stored activations; what does
-    not fit there goes to a file.
+    `fast` keeps the training session while the layers run, so they have what it leaves. `low_memory` closes it first
+    and returns its memory, so they have the whole room. Half of it is for weights, a quarter for the batch that passes
+    through, a quarter for stored activations; what does not fit there goes to a file.
     """
     frozen = manifest.layers[: boundary.layer]
     weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in frozen]
     check_profile(profile)
-    picked: Profile = "fast" if profile == "fast" else "low_memory"
-    if profile == "auto" and 2 * max(weights, default=0) <= spare // 2:
-        picked = "fast"
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
     through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in manifest.layers)
+    left = max(room - needed, 0)
+    # Between the layers' blocks those of the training session come to lie less densely than in a trial.
+    roomy = max(4 * max(weights, default=0), 8 * through, needed // 3) <= left
+    picked: Profile = "fast" if profile == "fast" or (profile == "auto" and roomy) else "low_memory"
+    spare = max(left, room // 8) if picked == "fast" else room
     batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))
-    # A group reads one store and writes the next: two of the largest are there at once.
+    # A group reads one store and writes the next: two of the largest are there at once. They stay while it trains.
     largest = max(math.prod(layer.output.shape) for layer in manifest.layers)
     stored = 2 * samples * largest * (2 if activations == "float16" else 4)
-    folder = None if stored <= spare // 4 else work / "activations"
+    folder = None if stored <= left // 4 else work / "activations"
     return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked
-
-
-def remembered(
-    directory: Path, manifest: Manifest, batch: int, engine: str, settings: RuntimeSettings, work: Path
-) -> Trials:
-    """Make trial steps, each once for a bundle, a batch size, an engine and a runtime; results are kept in a file."""
-    digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()[:16]
-    file = work / "trials" / f"{digest}.json"
-
-    def trial(boundary: Boundary) -> Trial:
-        used = choose_engine(boundary, engine)
-        key = f"{boundary.name} {used} batch={batch} threads={settings.threads} {RUNTIME}"
-        known = _read_trials(file)
-        if key not in known:
-            case = Case(str(directory), boundary.name, used, batch, settings.threads)
-            found = measure(case)
-            made = Trial(
-                found.memory.get("anonymous", predicted_peak(manifest, boundary, batch)),
-                found.forward_share,
-                min(found.training),
-            )
-            known = {**_read_trials(file), key: made}
-            _write_trials(file, known)
-        return known[key]
-
-    return trial
-
-
-def _read_trials(file: Path) -> dict[str, Trial]:
-    """Read the trials of before; a file that cannot be read is as good as none."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        return {str(key): Trial(**value) for key, value in json.loads(file.read_text()).items()}
-    return {}
-
-
-def _write_trials(file: Path, trials: dict[str, Trial]) -> None:
-    with contextlib.suppress(OSError):  # remembering is a convenience
-        text = json.dumps({key: asdict(value) for key, value in trials.items()}, indent=1)
-        with replacing(file, durable=False, draft=file.with_suffix(f".{os.getpid()}.new")) as draft:
-            draft.write(text.encode())
-
-
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"

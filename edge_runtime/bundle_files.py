@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.files import flush
+from edge_runtime.files import flush, map_part
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileRef, Manifest, loads
 from federation.space import ParameterSpace, Vector
@@ -71,11 +71,8 @@ def map_weights(path: Path, space: ParameterSpace) -> Vector:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            found = file.read(len(expected))
+            if file.read(len(expected)) == expected and size == len(expected) + 4 * space.size:
+                return map_part(file, len(expected), space.size)
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error.strerror}") from None
-    if found != expected or size != len(expected) + 4 * space.size:
-        raise BundleError(f"{path} does not hold the weights that the manifest describes")
-    if space.size == 0:
-        return np.zeros(0, np.float32)
-    return np.memmap(path, np.dtype("<f4"), "r", offset=len(expected), shape=(space.size,))
+    raise BundleError(f"{path} does not hold the weights that the manifest describes")

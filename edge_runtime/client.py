@@ -9,34 +9,42 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import random
-import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode
 
 import httpx
 
+from edge_runtime.connection import Unreachable, WrongConnection, mend, open_http, redirect
 from edge_runtime.files import replacing
-from federation.address import bearer, check_address
+from edge_runtime.logs import get_logger
+from edge_runtime.own_limits import Deadline
+from federation.decode import decode
 from federation.errors import BundleError, EmbraceError, InputError
+from federation.manifest import MAX_MANIFEST_BYTES
 from federation.messages import Report, TaskOffer
+from federation.printable import printable
+from federation.signature import MAX_SIGNATURE_BYTES
 
-log = logging.getLogger("embrace.client")
+log = get_logger("embrace.client")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TIMEOUT = httpx.Timeout(30.0, read=90.0)
+HEARTBEAT_TIMEOUT = httpx.Timeout(10.0)
+LONGEST_LEASE = 30 * 86400.0  # seconds
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 507}
 _CHUNK = 1 << 18
+MOST_ANSWER = 1 << 20  # bytes of an answer in JSON
+_OFFER = tuple(field.name for field in fields(TaskOffer))
 
 
-class Unreachable(EmbraceError):
-    """The coordinator did not answer for longer than was allowed."""
+class NotUnderstood(EmbraceError):
+    """The coordinator answered, and the answer makes no sense here: no JSON, another kind of value, far too long."""
 
-    status = 503
+    status = 502
 
 
 class Declined(InputError):
@@ -57,23 +65,20 @@ class DeviceClient:
         token: str,
         *,
         transport: httpx.BaseTransport | None = None,
-        verify: str | bool = True,
+        certificate: str | Path | None = None,
         patience: float = 600.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        base, headers = check_address(server), bearer(token)
-        try:
-            trusted = ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify
-            self._http = httpx.Client(
-                base_url=base, headers=headers, transport=transport, timeout=TIMEOUT, verify=trusted
-            )
-        except httpx.InvalidURL as error:
-            raise InputError(f"{server!r} is no address of a server: {error}") from None
-        except OSError as error:  # ssl.SSLError is one
-            raise InputError(f"cannot use the certificate {verify}: {error.strerror or error}") from None
+        self._http = open_http(server, token, certificate=certificate, timeout=TIMEOUT, transport=transport)
+        self._is_real = transport is None
+        self.server = str(self._http.base_url)
+        self.deadline = Deadline()  # of the task that is under way
         self._patience = patience
         self._sleep = sleep
+        self.name = ""  # of this device, as the coordinator has it; empty until it has said so
         self.unfit = ""  # why no job can use this device, as the last answer to `next_task` has it
+        self.waiting = ""  # why there is no task, as that answer has it
+        self.lease: float | None = None  # seconds for which the last task that came may be worked at in silence
 
     def __enter__(self) -> DeviceClient:
         return self
@@ -86,32 +91,48 @@ class DeviceClient:
 
     def enrol(self, name: str, profile: dict[str, Any]) -> tuple[str, str]:
         """Enrol and return (device, its own token); the client's token is an enrolment token here."""
-        answer = self._call("POST", "/v1/devices", json={"name": name, "profile": profile}).json()
-        return str(answer["device"]), str(answer["token"])
+        answer = self._call("POST", "/v1/devices", json={"name": name, "profile": profile})
+        self._learn_name(answer)
+        return _text(answer, "device"), _text(answer, "token")
 
     def set_profile(self, profile: dict[str, Any]) -> None:
-        self._call("PUT", "/v1/devices/me/profile", json=profile)
+        self._learn_name(self._call("PUT", "/v1/devices/me/profile", json=profile))
+
+    def _learn_name(self, answer: httpx.Response) -> None:
+        """Take the device's name from an answer; older coordinators do not say it."""
+        if answer.content:
+            self.name = printable(_json(answer).get("name") or self.name)
 
     def next_task(self, wait: float = 30.0) -> TaskOffer | None:
         answer = self._call("POST", "/v1/tasks/next", params={"wait": wait})
-        self.unfit = unquote(answer.headers.get("Embrace-Unfit", ""))
-        return None if answer.status_code == 204 else TaskOffer(**answer.json())
+        self.unfit = printable(unquote(answer.headers.get("Embrace-Unfit", "")))
+        self.waiting = printable(unquote(answer.headers.get("Embrace-Waiting", "")))
+        return None if answer.status_code == 204 else self._offer(answer, _json(answer))
 
     def job_state(self, job: str) -> str:
         """Ask whether a job is running or paused, or how it ended."""
-        return str(self._call("GET", f"/v1/jobs/{job}/state").json()["state"])
+        return _text(self._call("GET", f"/v1/jobs/{job}/state"), "state")
+
+    def signature(self, bundle: str) -> bytes | None:
+        """Fetch the signature of a bundle; None if it has none."""
+        try:
+            return self._call("GET", f"/v1/bundles/{bundle}/signature", most=MAX_SIGNATURE_BYTES).content
+        except Declined as refusal:
+            if refusal.answer != 404:
+                raise
+            return None
 
     def manifest(self, bundle: str) -> bytes:
-        found = self._call("GET", f"/v1/bundles/{bundle}/manifest").content
+        found = self._call("GET", f"/v1/bundles/{bundle}/manifest", most=MAX_MANIFEST_BYTES).content
         if hashlib.sha256(found).hexdigest() != bundle:
             raise BundleError("the manifest that came does not have the sha256 of the task's bundle")
         return found
 
-    def save_graph(self, sha256: str, path: Path) -> None:
-        """Fetch a graph; the file appears only if its bytes are right."""
+    def save_graph(self, sha256: str, path: Path, size: int) -> None:
+        """Fetch a graph of so many bytes; the file appears only if they are right."""
         digest = hashlib.sha256()
         with replacing(path, durable=False) as file:
-            for chunk in self._stream(f"/v1/graphs/{sha256}", None):
+            for chunk in self._stream(f"/v1/graphs/{sha256}", None, most=size):
                 digest.update(chunk)
                 file.write(chunk)
             if digest.hexdigest() != sha256:
@@ -158,29 +179,55 @@ class DeviceClient:
             if refusal.reason != "duplicate":
                 raise
             return None  # it did arrive, only the answer was lost
-        offer = answer.json().get("next") if following else None
-        return None if offer is None else TaskOffer(**offer)
+        offer = _json(answer).get("next") if following else None
+        return None if offer is None else self._offer(answer, offer)
+
+    def _offer(self, answer: httpx.Response, told: Any) -> TaskOffer:
+        offer = _offer(told)
+        self.lease = _seconds(answer.headers.get("Embrace-Lease"))
+        return offer
+
+    def heartbeat(self, task: str) -> float | None:
+        """Say that a task is being worked at; return for how long the device may be silent, if that is told.
+
+        One attempt: the next heartbeat follows soon. Declined: the task is no longer this device's.
+        """
+        try:
+            with self._http.stream("POST", f"/v1/tasks/{task}/heartbeat", timeout=HEARTBEAT_TIMEOUT) as streamed:
+                answer = _whole(streamed, MOST_ANSWER, self.deadline)
+            if answer.status_code in (401, 403, 404, 409, 410):
+                _checked(answer)
+            return _seconds(_json(answer).get("seconds")) if answer.status_code == 200 else None
+        except (httpx.HTTPError, NotUnderstood) as error:
+            log.debug("no heartbeat: %s", error)
+            return None
 
     def fail(self, task: str, reason: str, message: str) -> None:
         self._call("POST", f"/v1/tasks/{task}/failure", json={"reason": reason, "message": message[:2000]})
 
-    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _call(self, method: str, path: str, *, most: int = MOST_ANSWER, **options: Any) -> httpx.Response:
         content = options.pop("content", None)
         for pause in self._pauses():
             try:
                 given = {**options, "content": content()} if content else options
-                answer = self._http.request(method, path, **given)
+                with self._http.stream(method, path, **given) as streamed:
+                    answer = _whole(streamed, most, self.deadline)
             except httpx.TransportError as error:
-                pause(str(error) or type(error).__name__)
+                pause(self._why(error))
                 continue
             if answer.status_code not in _AGAIN:
                 return _checked(answer)
             pause(f"the coordinator answered {answer.status_code}")
         raise AssertionError("pauses never end")
 
-    def _stream(self, path: str, part: tuple[int, int] | None, *, resume: bool = True) -> Iterator[bytes]:
-        """Fetch an answer in chunks. `resume`: one that breaks off is continued; else Unreachable is raised."""
-        done = 0
+    def _stream(
+        self, path: str, part: tuple[int, int] | None, *, resume: bool = True, most: int | None = None
+    ) -> Iterator[bytes]:
+        """Fetch an answer in chunks. `resume`: one that breaks off is continued; else Unreachable is raised.
+
+        An answer that goes on after `most` bytes, or after its part, is refused.
+        """
+        done, most = 0, part[1] - part[0] if part else most
         for pause in self._pauses():
             headers = {"Range": f"bytes={part[0] + done}-{part[1] - 1}"} if part else {}
             if not part and done:
@@ -190,13 +237,15 @@ class DeviceClient:
                     if answer.status_code in _AGAIN:
                         pause(f"the coordinator answered {answer.status_code}")
                         continue
-                    if answer.status_code >= 400:
-                        answer.read()
-                    _checked(answer)
+                    if answer.status_code >= 300:
+                        _checked(_whole(answer, MOST_ANSWER, self.deadline))
                     if headers and answer.status_code != 206:
                         raise Declined("the coordinator sent everything instead of a part", answer.status_code)
                     for chunk in answer.iter_bytes(_CHUNK):
+                        self.deadline.check()
                         done += len(chunk)
+                        if most is not None and done > most:
+                            raise NotUnderstood(f"{path}: the coordinator's answer goes on after {most} bytes")
                         yield chunk
                 if part is None or done >= part[1] - part[0]:
                     return
@@ -204,7 +253,13 @@ class DeviceClient:
             except httpx.TransportError as error:
                 if done and not resume:
                     raise Unreachable(f"{path}: the answer broke off: {error}") from None
-                pause(str(error) or type(error).__name__)
+                pause(self._why(error))
+
+    def _why(self, error: httpx.TransportError) -> str:
+        """Say why there was no answer; raise WrongConnection where waiting does not help."""
+        if wrong := mend(error, self._http.base_url, probe=self._is_real):
+            raise WrongConnection(wrong) from None
+        return str(error) or type(error).__name__
 
     def _pauses(self) -> Iterator[Callable[[str], None]]:
         """Count attempts; each gets a function that waits before the next one, or gives up."""
@@ -212,6 +267,7 @@ class DeviceClient:
 
         def pause(why: str) -> None:
             nonlocal waited, length
+            self.deadline.check()
             if waited >= self._patience:
                 raise Unreachable(f"{self._http.base_url} cannot be reached: {why}")
             if waited == 0:
@@ -224,12 +280,61 @@ class DeviceClient:
             yield pause
 
 
+def _whole(answer: httpx.Response, most: int, deadline: Deadline) -> httpx.Response:
+    """Read the body of an answer, which is not believed to be short; what came compressed stays so."""
+    body = bytearray()
+    for chunk in answer.iter_raw():
+        deadline.check()
+        body += chunk
+        if len(body) > most:
+            raise NotUnderstood(f"the coordinator's answer goes on after {most} bytes")
+    headers = [(name, value) for name, value in answer.headers.multi_items() if name.lower() != "content-encoding"]
+    return httpx.Response(answer.status_code, headers=headers, content=bytes(body), request=answer.request)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        found = answer.json()
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise NotUnderstood(f"expected a JSON object from the coordinator, got {answer.text[:80]!r}")
+    return found
+
+
+def _text(answer: httpx.Response, name: str) -> str:
+    found = _json(answer).get(name)
+    if not isinstance(found, str):
+        raise NotUnderstood(f"expected a text {name!r} in the coordinator's answer")
+    return found
+
+
+def _seconds(told: Any) -> float | None:
+    """Read a duration that makes sense."""
+    try:
+        found = float(told)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if 0 < found <= LONGEST_LEASE else None
+
+
+def _offer(told: Any) -> TaskOffer:
+    """Read an offer; what a newer coordinator says beyond it is left out."""
+    known = {name: told[name] for name in _OFFER if name in told} if isinstance(told, dict) else told
+    try:
+        return decode(TaskOffer, known, "task", defaults=True)
+    except InputError as error:
+        raise NotUnderstood(f"the coordinator's task makes no sense: {error}") from None
+
+
 def _checked(answer: httpx.Response) -> httpx.Response:
+    if elsewhere := redirect(answer):
+        raise Declined(elsewhere, answer.status_code)
     if answer.status_code < 400:
         return answer
     try:
         body = answer.json()
-        message, reason = str(body.get("detail") or body.get("title")), str(body.get("reason", ""))
-    except (ValueError, AttributeError):
-        message, reason = answer.text[:200], ""
+        message, reason = printable(body.get("detail") or body.get("title")), printable(body.get("reason", ""))
+    except (ValueError, AttributeError, RecursionError):
+        message, reason = printable(answer.text, 200), ""
     raise Declined(message, answer.status_code, reason)

@@ -6,19 +6,20 @@ whenever the device dies, the file of the last task that counts is there; the co
 
 from __future__ import annotations
 
-import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from edge_runtime.client import Declined, DeviceClient
+from edge_runtime.client import Declined, DeviceClient, NotUnderstood
+from edge_runtime.files import remove
+from edge_runtime.logs import get_logger
 from edge_runtime.participant import Contribution
 from edge_runtime.state_file import load_state, save_state
 from federation.device_task import Kept
 from federation.errors import InputError
 from federation.identity import is_plain
 
-log = logging.getLogger("embrace.agent")
+log = get_logger("embrace.agent")
 OVER = ("stopped", "done", "failed")  # states of a job that does not go on
 _SUFFIX = ".kept"
 
@@ -54,7 +55,7 @@ class KeptFiles:
         """Remove the state of all tasks but this one and `but`, which the coordinator may still go back to."""
         for old in self.tasks():
             if old not in (task, but):
-                self._path(old).unlink(missing_ok=True)
+                remove(self._path(old))
 
     def _path(self, task: str) -> Path:
         return self.folder / f"{task}{_SUFFIX}"
@@ -63,6 +64,6 @@ class KeptFiles:
 def forget_finished(folder: Path, client: DeviceClient, besides: str) -> None:
     """Remove the folders of jobs that are over. Those that this coordinator does not know may be another's."""
     for other in folder.glob("*"):
-        with suppress(Declined):
+        with suppress(Declined, NotUnderstood):
             if other.name != besides and is_plain(other.name) and client.job_state(other.name) in OVER:
                 shutil.rmtree(other, ignore_errors=True)

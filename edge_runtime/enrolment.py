@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edge_runtime.client import DeviceClient
-from edge_runtime.files import replacing
+from edge_runtime.files import make_folder, replacing
 from federation.errors import InputError
 
 FILE_NAME = "credentials.json"
 
 
 def credential(
-    server: str, token: str | None, name: str, profile: Mapping[str, object], work: Path, verify: str | bool
+    server: str,
+    token: str | None,
+    name: str,
+    profile: Mapping[str, object],
+    work: Path,
+    certificate: str | Path | None = None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Return the device's own token for a coordinator; enrol if there is none yet."""
+    """Return the device's own token for a coordinator; enrol if there is none yet, and notify of another name."""
     file = work / FILE_NAME
     try:
         known = json.loads(file.read_text()) if file.is_file() else {}
@@ -27,8 +33,10 @@ def credential(
     if server not in known:
         if token is None:
             raise InputError(f"this device is not enrolled at {server}: give --token with an enrolment token")
-        with DeviceClient(server, token, verify=verify) as enrolling:
+        with DeviceClient(server, token, certificate=certificate) as enrolling:
             _, known[server] = enrolling.enrol(name, dict(profile))
+            if enrolling.name not in ("", name):
+                notify(f"enrolled as {enrolling.name}: the name {name} is taken")
         with replacing(file, mode=0o600) as draft:
             draft.write(json.dumps(known).encode())
     return str(known[server])
@@ -37,7 +45,7 @@ def credential(
 def check_work_folder(work: Path) -> None:
     """Refuse a folder that cannot be written, before a use of the enrolment token is spent."""
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        make_folder(work)
         (work / "writable").touch()
         (work / "writable").unlink()
     except OSError as error:

@@ -18,6 +18,7 @@ from edge_runtime.forward import ForwardPlan, Report, store_activations
 from edge_runtime.layers import LayerSource, TrainedSource
 from edge_runtime.timing import Stopwatch
 from federation.errors import OutOfMemory
+from federation.manifest import Manifest
 from federation.metrics import Score, score
 from federation.space import Vector
 
@@ -68,12 +69,7 @@ class Evaluator:
                 self._stored = self._run(self.source, range(self.first_layer), own)
             source = TrainedSource(self.directory, manifest, self.first_layer, trained, Path(folder))
             outputs = self._run(source, range(self.first_layer, len(manifest.layers)), own)
-            total = Score()
-            for start in range(0, len(self.samples), _ROWS):
-                stop = min(start + _ROWS, len(self.samples))
-                total += score(manifest.loss, outputs.rows(start, stop), self.samples.labels[start:stop])
-            outputs.close()
-        return total
+            return _score_outputs(outputs, self.samples, manifest)
 
     def _run(self, source: LayerSource, layers: range, watch: Stopwatch) -> ActivationStore:
         return store_activations(
@@ -89,3 +85,34 @@ class Evaluator:
         """Give back what was stored."""
         if self._stored:
             self._stored.close()
+
+
+def score_received(
+    source: LayerSource,
+    samples: TrainingSamples,
+    plan: ForwardPlan,
+    settings: RuntimeSettings,
+    watch: Stopwatch,
+    progress: Report,
+) -> Score:
+    """Score a version as it was received: all of its layers, a few at a time, within the memory of the plan."""
+
+    def inputs(start: int, stop: int) -> NDArray[Any]:
+        return samples.batch(np.arange(start, stop))[0]
+
+    manifest, own = source.manifest, Stopwatch(watch.now)
+    with watch.part("evaluation"):
+        layers = range(len(manifest.layers))
+        plan = replace(plan, stored_as="float32")
+        outputs = store_activations(source, layers, inputs, len(samples), plan, settings, own, progress)
+        return _score_outputs(outputs, samples, manifest)
+
+
+def _score_outputs(outputs: ActivationStore, samples: TrainingSamples, manifest: Manifest) -> Score:
+    """Add up the scores of all outputs, a few rows at a time, and give them back."""
+    total = Score()
+    for start in range(0, len(samples), _ROWS):
+        stop = min(start + _ROWS, len(samples))
+        total += score(manifest.loss, outputs.rows(start, stop), samples.labels[start:stop])
+    outputs.close()
+    return total

@@ -14,12 +14,14 @@ from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
+from edge_runtime.sample_file import open_samples
 
 
-def score_version(bundle: Path, weights: Path, data: str, statistics: str = "global") -> dict[str, Any]:
+def score_version(bundle: Path, weights: Path, data: Path, statistics: str = "global") -> dict[str, Any]:
     """Score weights; with static `statistics` those of batch norm are computed from the data for these weights."""
     manifest = read_manifest(bundle)
-    samples = load_samples(data, manifest)
+    uploaded = data.suffix == ".safetensors"
+    samples = open_samples(data, manifest, "evaluate.data") if uploaded else load_samples(data, manifest)
     vector = map_weights(weights, manifest.space)
     if statistics == "static":
         step = open_step(bundle, manifest, manifest.whole)

@@ -1,8 +1,7 @@
 """Write files that survive a crash, and keep other processes out of a place.
 
 A file is written beside its name, flushed to the disk and renamed; then its folder is flushed, because the rename is a
-change of the folder. After a crash there is the old file or the new one, whole. Windows can neither flush a folder nor
-has it these locks: both are left out there.
+change of the folder. After a crash there is the old file or the new one, whole. What systems do differently: system.py.
 """
 
 from __future__ import annotations
@@ -13,7 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
+from edge_runtime.system import HERE
 from federation.errors import FULL_DISK, DiskFull, InputError
+from federation.space import Vector
 
 
 @contextmanager
@@ -24,7 +27,7 @@ def replacing(path: Path, *, durable: bool = True, mode: int = 0o666, draft: Pat
     the same file at once give each a `draft` of its own.
     """
     draft = draft or path.with_name(path.name + ".new")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     try:
         with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
@@ -37,6 +40,25 @@ def replacing(path: Path, *, durable: bool = True, mode: int = 0o666, draft: Pat
         raise
     if durable:
         flush_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that their names survive a loss of power."""
+    missing = [folder, *folder.parents]
+    for path in reversed(missing[: next((i for i, path in enumerate(missing) if path.is_dir()), len(missing))]):
+        path.mkdir(exist_ok=True)
+        flush_folder(path.parent)
+
+
+def publish_folder(draft: Path, final: Path) -> None:
+    """Give a folder with everything in it its name, so that all of it survives a loss of power."""
+    for path, _, names in os.walk(draft):
+        for name in names:
+            with open(os.path.join(path, name), "rb+") as file:
+                flush(file)
+        flush_folder(Path(path))
+    draft.rename(final)
+    flush_folder(final.parent)
 
 
 def publish(draft: Path, final: Path) -> None:
@@ -60,12 +82,27 @@ def flush(file: BinaryIO) -> None:
 
 def flush_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    HERE.flush_folder(folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that need not be there. Where one in use cannot be removed (Windows), it stays for a later call."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        if HERE.removes_open_files:
+            raise
+
+
+def map_part(file: BinaryIO, offset: int, size: int) -> Vector:
+    """Map float32 numbers of a file that may be replaced or removed later: nothing is read before it is used.
+
+    Where a mapped file could not be replaced (Windows), the numbers are read.
+    """
+    if HERE.removes_open_files and size:
+        return np.memmap(file, np.dtype("<f4"), "r", offset=offset, shape=(size,))
+    file.seek(offset)
+    return np.frombuffer(file.read(4 * size), "<f4")
 
 
 @contextmanager
@@ -81,29 +118,28 @@ def disk_errors(*, no_room: str, otherwise: str) -> Iterator[None]:
 
 @contextmanager
 def sole_user(lock: Path, in_use: str) -> Iterator[None]:
-    """Hold a lock that one process has at a time; InputError(in_use) if another has it. A kill gives it back.
+    """Hold a lock that one process has at a time; if another has it, InputError(in_use) with that one's id.
 
-    Nothing is checked where there are no such locks (Windows, some network file systems).
+    A kill gives it back. Nothing is checked where there are no locks (some network file systems).
     """
-    try:
-        import fcntl
-    except ModuleNotFoundError:
-        yield
-        return
     while True:
         with _open_lock(lock) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(in_use) from None
+                is_free = HERE.lock(file.fileno())
             except OSError:
-                pass  # a file system without locks
+                is_free = True  # a file system without locks
+            if not is_free:
+                holder = lock.read_text(errors="replace")[:20].strip() if lock.exists() else ""
+                raise InputError(f"{in_use}, process {holder}" if holder.isdigit() else in_use)
             if not _is_still(lock, file):
                 continue
+            file.truncate(0)  # what a process that was killed left
+            file.write(f"{os.getpid()}\n".encode())
+            file.flush()
             try:
                 yield
             finally:
-                lock.unlink(missing_ok=True)
+                remove(lock)
             return
 
 

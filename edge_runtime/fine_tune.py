@@ -63,6 +63,7 @@ def fine_tune(
     num_rounds: int,
     checkpoint: Path,
     progress: Progress = lambda what, done, total: None,
+    on_round: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> tuple[Vector, History]:
     """Train round after round; return the trained suffix. A kill loses at most the round it interrupts."""
     check_trainable(train, settled.allow_single_class)
@@ -84,6 +85,7 @@ def fine_tune(
         settings=allowance.settings,
         plan=allowance.plan,
         forward_share=trial.forward_share if trial else None,
+        allowed=allowance.budget,
         progress=progress,
     )
     evaluator = None
@@ -107,13 +109,14 @@ def fine_tune(
                     trainer.release_session()
                 with PeakMeter(idle) as meter:
                     history.after = evaluator.score(outcome.parameters, watch)
-                memory = _larger(memory, asdict(meter.peak) if meter.peak else {})
+                memory = _larger(memory, meter.report())
             with watch.part("state"):
                 entry = {**asdict(outcome.report), "memory": memory, "evaluation": _encode(history.after)}
                 history.rounds.append(entry)
                 save_state(checkpoint, kept, {"key": key, "history": json.dumps(_history(history))})
                 vectors, _ = load_state(checkpoint)  # mapped: the next round starts from what was kept
             entry["seconds"] = asdict(watch.timings(trainer.forward_share))
+            on_round(entry)
             del outcome, kept  # or this round's momentum would be held beside the next one's
     finally:
         trainer.close()

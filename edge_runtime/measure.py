@@ -71,23 +71,26 @@ class Measurement:
     forward_share: float | None = None  # of `training`
 
 
-def measure(case: Case) -> Measurement:
+def measure(case: Case, place: Path | None = None) -> Measurement:
     """Measure in a process of its own; OutOfMemory if that process did not survive."""
     there = replace(case, bundle=str(Path(case.bundle).resolve()))  # the process runs in another directory
     what = f"a trial step from {case.boundary!r}"
     # onnxruntime-training loads PyTorch where that is installed: two seconds and 200 MB that a device does not have.
-    return Measurement(**in_fresh_process("edge_runtime.measure", asdict(there), what, hide=("torch",)))
+    found = in_fresh_process("edge_runtime.measure", asdict(there), what, hide=("torch",), place=place)
+    return Measurement(**found)
 
 
-def in_fresh_process(module: str, request: dict[str, Any], what: str, *, hide: Sequence[str] = ()) -> dict[str, Any]:
+def in_fresh_process(
+    module: str, request: dict[str, Any], what: str, *, hide: Sequence[str] = (), place: Path | None = None
+) -> dict[str, Any]:
     """Run a module as a program, with a request as JSON on its standard input; return its answer.
 
-    Packages to `hide` are not found there. Temporary files of the process go with a folder of ours, even if it is
-    killed. It ends when we are interrupted.
+    Packages to `hide` are not found there. Temporary files of the process go with a folder of ours in `place`, even if
+    it is killed. It ends when we are interrupted.
     """
     hiding = f"sys.modules.update(dict.fromkeys({tuple(hide)!r}))"
     program = f"import runpy, sys; {hiding}; runpy.run_module({module!r}, run_name='__main__')"
-    with tempfile.TemporaryDirectory(prefix="embrace-") as folder:
+    with tempfile.TemporaryDirectory(prefix="embrace-", dir=place) as folder:
         try:
             answer = subprocess.run(
                 [sys.executable, "-c", program],

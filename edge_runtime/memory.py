@@ -1,7 +1,7 @@
 """What memory this process has taken, as the kernel counts it, and what it may take.
 
 Anonymous memory is what a process makes and only it has; file-backed memory (code, mapped weights) the kernel can drop
-and read again. A budget is about the former. Where there is no /proc (macOS, Windows) nothing is measured.
+and read again. A budget is about the former. Here is how Linux counts; how macOS and Windows do, system.py knows.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+
+from edge_runtime.system import BY_THE_MACHINE, HERE
 
 _STATUS, _STATM, _CLEAR = Path("/proc/self/status"), Path("/proc/self/statm"), Path("/proc/self/clear_refs")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -36,7 +38,8 @@ def current_memory() -> Memory | None:
             int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM")
         )
     except (OSError, KeyError):
-        return None
+        found = HERE.memory()
+        return Memory(*found) if found else None
     return Memory(resident, anonymous, files + shared, peak)
 
 
@@ -59,6 +62,7 @@ class PeakMeter:
         """`baseline`: what counts as there before; None: what is there when it is entered."""
         self.peak: Peak | None = None
         self.before = baseline
+        self._resets = False  # whether the kernel's peak starts anew
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="memory", daemon=True)
         self._most = [0, 0]
@@ -67,6 +71,7 @@ class PeakMeter:
         # The peak starts anew from what is resident now; where it cannot, it is that of the whole process, never less.
         with contextlib.suppress(OSError):
             _CLEAR.write_text("5")
+            self._resets = True
         self.before = self.before or current_memory()
         if self.before is not None:
             self._thread.start()
@@ -82,20 +87,43 @@ class PeakMeter:
         self._take()
         after = current_memory()
         assert after is not None
+        most = self._most[0]
+        if self._resets:  # of the kernel's peak, files can have been no more than now
+            most = max(most, after.peak - max(after.file_backed, self._most[1]))
         self.peak = Peak(
-            anonymous=max(0, self._most[0] - self.before.anonymous),
+            anonymous=max(0, most - self.before.anonymous),
             file_backed=max(0, self._most[1] - self.before.file_backed),
             total=max(0, after.peak - self.before.resident),
         )
+
+    def report(self, allowed: int | None = None) -> dict[str, int]:
+        """Return the peak as reports have it: on top of the idle process, and of the whole process."""
+        if self.peak is None or self.before is None:
+            return {}
+        whole = {"process": self.before.anonymous + self.peak.anonymous}
+        return {**asdict(self.peak), **whole, **({} if allowed is None else {"allowed": allowed})}
 
     def _look(self) -> None:
         while not self._stop.wait(_INTERVAL):
             self._take()
 
     def _take(self) -> None:
+        self._most = [max(known, found) for known, found in zip(self._most, _both_kinds())]
+
+
+def anonymous_memory() -> int:
+    """Measure the anonymous bytes of this process quickly."""
+    return _both_kinds()[0]
+
+
+def _both_kinds() -> tuple[int, int]:
+    """Measure (anonymous, file-backed) memory, as quickly as the system can tell; zeros where it does not."""
+    try:
         _, resident, shared, *_ = map(int, _STATM.read_text().split())
-        self._most[0] = max(self._most[0], (resident - shared) * _PAGE)
-        self._most[1] = max(self._most[1], shared * _PAGE)
+        return (resident - shared) * _PAGE, shared * _PAGE
+    except OSError:
+        found = HERE.memory()
+        return (found.anonymous, found.file_backed) if found else (0, 0)
 
 
 def available_memory() -> tuple[int, str] | None:
@@ -108,10 +136,10 @@ def _machine_rest() -> tuple[int, str] | None:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024, "free memory of the machine"
+                return int(line.split()[1]) * 1024, BY_THE_MACHINE
     except OSError:
         pass
-    return None
+    return HERE.free_memory()
 
 
 def _group_rests() -> list[tuple[int, str] | None]:

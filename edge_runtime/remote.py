@@ -6,37 +6,46 @@ at which the graphs look for them. A layer that is discarded becomes a hole agai
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
+from edge_runtime.engine.ort_training import TRAINING_MODEL
+from edge_runtime.graph_check import check_forward_graph, check_ort_training_graph, check_training_graph
+from edge_runtime.system import HERE
 from federation.coverage import coverage
 from federation.device_task import Part
 from federation.errors import BundleError
 from federation.exchange import Exchange, trained_region
 from federation.layout import MODEL, Layout
-from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Manifest, loads
+from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Layer, Manifest, loads
 from federation.messages import TaskOffer
 from federation.region import Region
 from federation.space import Vector
 from federation.weights import header
 from federation.wire import Limits, UpdateDecoder, read_blocks
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
-
 
 class RemoteBundle:
     """Graphs by hash in a cache, and a work directory that looks like a bundle."""
 
-    def __init__(self, client: DeviceClient, digest: str, cache: Path, work: Path) -> None:
+    def __init__(
+        self,
+        client: DeviceClient,
+        digest: str,
+        cache: Path,
+        work: Path,
+        room: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """`room` is told how many bytes are about to be written, and raises if that is too much."""
         self.client = client
+        self._room = room
         self.cache = cache / "graphs"
         self.directory = work
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -48,6 +57,9 @@ class RemoteBundle:
         self.data_start = len(header(self.space))
         self.received = 0  # bytes of weights
         self._sound: set[str] = set()  # graphs that were compared with their hashes
+        self._harmless: set[str] = set()  # ... whose structure was checked
+        self._version = ""  # of the weights in the file
+        self._there: set[int] = set()  # layers whose bytes of that version are in the file
 
     def file(self, ref: FileRef) -> Path:
         """Put a graph into the work directory, from the cache or from the coordinator."""
@@ -56,7 +68,8 @@ class RemoteBundle:
             path.parent.mkdir(parents=True, exist_ok=True)
             known = self.cache / ref.sha256
             if not known.exists() or file_ref(self.cache, ref.sha256).sha256 != ref.sha256:
-                self.client.save_graph(ref.sha256, known)
+                self._room(ref.bytes)
+                self.client.save_graph(ref.sha256, known, ref.bytes)
             path.unlink(missing_ok=True)
             try:
                 os.link(known, path)
@@ -66,9 +79,21 @@ class RemoteBundle:
         return path
 
     def training_files(self, boundary: Boundary, engine: str) -> None:
-        """Fetch everything that an engine needs for a boundary."""
+        """Fetch everything that an engine needs for a boundary; refuse a graph that does other things than training."""
+        check = check_ort_training_graph if engine == "ort-training" else check_training_graph
         for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
-            self.file(ref)
+            path = self.file(ref)
+            if ref.sha256 not in self._harmless and (engine != "ort-training" or path.name == TRAINING_MODEL):
+                check(path, self.manifest, boundary)
+                self._harmless.add(ref.sha256)
+
+    def layer_file(self, layer: Layer) -> Path:
+        """Fetch the graph of a frozen layer, checked in the same way."""
+        path = self.file(layer.forward)
+        if layer.forward.sha256 not in self._harmless:
+            check_forward_graph(path, self.manifest, layer)
+            self._harmless.add(layer.forward.sha256)
+        return path
 
     def weights(self, offer: TaskOffer, where: slice) -> Vector:
         """Map a range of the weights of a task's version."""
@@ -81,9 +106,16 @@ class RemoteBundle:
         )
 
     def fetch_weights(self, offer: TaskOffer, where: slice) -> None:
-        """Fetch a range of a version to its place in the file."""
+        """Fetch a range of a version to its place in the file, unless all of it is there."""
+        if self._version != f"{offer.job}/{offer.version}":
+            self._version = f"{offer.job}/{offer.version}"
+            self._there.clear()
+        inside = self._layers(where)
+        if inside and inside <= self._there:
+            return
         start, stop = self.data_start + 4 * where.start, self.data_start + 4 * where.stop
         path = self.directory / self.manifest.weights.name
+        self._room(stop - start)
         path.touch()
         with path.open("r+b") as file:
             file.seek(start)
@@ -92,6 +124,21 @@ class RemoteBundle:
                 self.received += len(chunk)
             if file.tell() != stop:
                 raise BundleError(f"expected {stop - start} bytes of weights, got {file.tell() - start}")
+        self._there |= inside
+
+    def _layers(self, where: slice) -> set[int]:
+        """Name the layers that a range consists of; none if it is not made of whole layers."""
+        slices = {layer: self.space.layer(layer) for layer in range(len(self.space.layers))}
+        inside = {n: own for n, own in slices.items() if where.start <= own.start and own.stop <= where.stop}
+        whole = sum(own.stop - own.start for own in inside.values()) == where.stop - where.start
+        return set(inside) if whole else set()
+
+    def discard(self, layer: int) -> None:
+        """Give the blocks of a layer's weights back to the disk, where the system can."""
+        where = self.space.layer(layer)
+        self._there.discard(layer)
+        with (self.directory / self.manifest.weights.name).open("r+b") as file:
+            HERE.punch_hole(file.fileno(), self.data_start + 4 * where.start, 4 * (where.stop - where.start))
 
 
 class RemoteServer:
@@ -141,29 +188,20 @@ class RemoteServer:
 
 
 class RemoteSource:
-    """Frozen layers of one version of the weights."""
+    """Layers of one version of the weights. `keeps`: they stay on the disk, because the same task needs them again."""
 
-    def __init__(self, bundle: RemoteBundle, offer: TaskOffer) -> None:
+    def __init__(self, bundle: RemoteBundle, offer: TaskOffer, *, keeps: bool = False) -> None:
         self.bundle = bundle
         self.offer = offer
+        self.keeps = keeps
         self.manifest = bundle.manifest
         self.lineage = offer.job
         self.version = f"{offer.job}/{offer.version}"
 
     def fetch(self, layer: int) -> Path:
         self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))
-        return self.bundle.file(self.manifest.layers[layer].forward)
+        return self.bundle.layer_file(self.manifest.layers[layer])
 
     def release(self, layer: int) -> None:
-        """Give the layer's blocks back to the disk, where the system can."""
-        where = self.bundle.space.layer(layer)
-        path = self.bundle.directory / self.manifest.weights.name
-        with path.open("r+b") as file:
-            _punch(file.fileno(), self.bundle.data_start + 4 * where.start, 4 * (where.stop - where.start))
-
-
-def _punch(descriptor: int, offset: int, length: int) -> None:
-    """Give a file's bytes back (FALLOC_FL_PUNCH_HOLE); where that cannot be, they stay until the next version comes."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
-    if call is not None and length:
-        call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length))
+        if not self.keeps:
+            self.bundle.discard(layer)

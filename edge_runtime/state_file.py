@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from edge_runtime.files import disk_errors, replacing
+from edge_runtime.files import disk_errors, map_part, replacing
 from federation.errors import InputError
 from federation.safetensors_codec import PREFIX, SafetensorsError, decode_header, encode_header, header_length
 from federation.space import Vector
@@ -44,15 +43,12 @@ def load_state(path: Path) -> tuple[dict[str, Vector], dict[str, str]]:
             if size != start + header.size:
                 raise SafetensorsError(f"{size - start} bytes of data; expected {header.size}")
             # Mapped by the open file, not by its name, which may mean a newer file by now.
-            vectors = {name: _map(file, start + offset, header.shapes[name]) for name, offset in header.offsets.items()}
+            vectors = {
+                name: map_part(file, start + offset, math.prod(header.shapes[name]))
+                for name, offset in header.offsets.items()
+            }
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except SafetensorsError as error:
         raise InputError(f"{path} is no saved state: {error}; remove it to begin anew") from None
     return vectors, dict(header.notes)
-
-
-def _map(file: BinaryIO, offset: int, shape: Sequence[int]) -> Vector:
-    if not (size := math.prod(shape)):
-        return np.zeros(0, np.float32)
-    return np.memmap(file, np.dtype("<f4"), "r", offset=offset, shape=(size,))

@@ -18,7 +18,7 @@ from edge_runtime.data.prng import sample_bits
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.engine.engine import Engine, GradientStep, OnnxEngine
 from edge_runtime.engine.ordered_dropout import open_coverage
-from edge_runtime.engine.session import RuntimeSettings
+from edge_runtime.engine.session import RuntimeSettings, give_back_memory
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
@@ -86,9 +86,12 @@ class Trainer:
         plan: ForwardPlan | None = None,
         forward_share: float | None = None,
         measures_memory: bool = True,
+        allowed: int | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py).
+
+        `allowed` is the budget of the whole process, for reports.
 
         Measuring memory costs a thread that looks every millisecond: much, where many devices share a process.
         """
@@ -100,6 +103,7 @@ class Trainer:
         self.settings = settings or RuntimeSettings()
         self.plan = plan or ForwardPlan()
         self.measures_memory = measures_memory
+        self.allowed = allowed
         self.forward_share = forward_share
         self.progress = progress
         self._step: tuple[tuple[str, ...], GradientStep] | None = None
@@ -135,14 +139,16 @@ class Trainer:
             loss=math.fsum(losses) / len(losses),
             last_loss=losses[-1],
             seconds=asdict(watch.timings(self.forward_share)),
-            memory=asdict(meter.peak) if meter.peak else {},
+            memory=meter.report(self.allowed),
             bytes={"stored_activations": stored},
         )
         return Outcome(local.x, local, report)
 
     def release_session(self) -> None:
         """Give back the session's memory; the next task opens it again."""
-        self._step = None
+        if self._step is not None:
+            self._step = None
+            give_back_memory()
 
     def close(self) -> None:
         """Give back the session and the stored activations."""
@@ -171,14 +177,16 @@ class Trainer:
         """Store fresh activations first, open the session afterwards: with little memory both do not fit at once."""
         boundary, graphs = covered.boundary, tuple(graph.name for graph in covered.graphs)
         if boundary.layer and not self._still_good(task, boundary):
-            if self.settings.profile == "low_memory":
-                self._step = None
             if self._stored:
                 self._stored.rows.close()
                 self._stored = None
+            if self.settings.profile == "low_memory":
+                self.release_session()
             self._stored = self._store(task, boundary, watch)
+            if self.settings.profile == "low_memory":
+                give_back_memory()  # of the frozen layers
         if self._step is None or self._step[0] != graphs:
-            self._step = None  # the old one goes before the new one comes
+            self.release_session()  # the old one goes before the new one comes
             self._step = graphs, open_coverage(self._engine(), self.manifest, covered)
 
     def _still_good(self, task: Task, boundary: Boundary) -> bool:

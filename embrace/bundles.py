@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
+from edge_runtime.signing import read_key, read_signer, sign_bundle
 from embrace.errors import InputError, VerificationError
-from federation.capacity import capacity, forward_macs, predicted_memory, training_macs
+from federation.capacity import capacity, forward_macs, predicted_memory, predicted_peak, training_macs
 from federation.manifest import Boundary, Layer, Loss, LossName, Manifest
+from federation.preprocessing import PLAIN, Preprocessing
+from federation.signature import SigningKey
 
 if TYPE_CHECKING:
     from model_export.source import ModelSource, Module
@@ -71,13 +74,25 @@ class Bundle:
             "loss": asdict(manifest.loss),
             "input": asdict(manifest.input),
             "output": asdict(manifest.output),
+            "classes": None if manifest.classes is None else list(manifest.classes),
+            "preprocessing": None if manifest.preprocessing is None else asdict(manifest.preprocessing),
             "batch": batch or manifest.batch,
             "layers": [describe_layer(layer) for layer in manifest.layers],
             "boundaries": [describe_boundary(manifest, boundary, batch) for boundary in manifest.boundaries],
             "tiers": manifest.tiers,
             "notes": list(manifest.notes),
             "bytes": sum(ref.bytes for ref in manifest.files()),
+            "signer": self.signer,
         }
+
+    @property
+    def signer(self) -> str | None:
+        """The public key that signed this bundle, None if no key did; BundleError if the signature is wrong."""
+        return read_signer(self.path)
+
+    def sign(self, key: SigningKey | str | Path) -> None:
+        """Sign the bundle with a private key (`embrace key new`), in place of a signature that it has."""
+        sign_bundle(self.path, key if isinstance(key, SigningKey) else read_key(Path(key)))
 
     def verify(
         self,
@@ -204,8 +219,13 @@ def export(
     tiers: Mapping[str, float] | None = None,
     widths: Sequence[float] = (),
     engines: Sequence[str] = ("portable",),
+    classes: Sequence[str] | str | Path | None = None,
+    scale: float | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
     batch: int | None = None,
     seed: int = 0,
+    sign: str | Path | None = None,
     progress: Progress = quiet,
 ) -> Bundle:
     """Turn a model into a bundle.
@@ -214,10 +234,15 @@ def export(
     `sample` is an array with a batch of inputs, of which shape and type are taken; `input_shape` and `dtype` say the
     same in words. Without `out` the bundle is a temporary folder that is removed together with the object.
 
+    `classes` are names in the order of their numbers, or data that has them: a folder with one sub-folder of images per
+    class, or FILE.csv. Stored values become inputs by (value × scale − mean) / std on every device; without `scale`,
+    bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private key.
+
     >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
     >>> bundle.tiers
     {'strong': '1', 'weak': '3'}
     """
+    key = None if sign is None else read_key(Path(sign))  # a wrong one is answered before the work
     from model_export.bundle import Choices, export_bundle
 
     source = open_source(
@@ -231,10 +256,14 @@ def export(
         ignore_index=ignore_index,
         batch=batch,
         seed=seed,
+        classes=classes,
+        preprocessing=Preprocessing(scale, tuple(mean), tuple(std)),
     )
     choices = Choices(split, tiers, engines, widths)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
     bundle._source = None if isinstance(model, (str, Path)) else source
+    if key is not None:
+        bundle.sign(key)
     return bundle
 
 
@@ -266,6 +295,9 @@ def open_source(
     ignore_index: int | None = None,
     batch: int | None = None,
     seed: int = 0,
+    classes: Sequence[str] | str | Path | None = None,
+    label: str | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
@@ -288,7 +320,16 @@ def open_source(
     source = load_source(str(model), **known) if named else module_source(model, **known)  # type: ignore[arg-type]
     given: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
     changes = {name: value for name, value in given.items() if value is not None}
-    return replace(source, loss=replace(source.loss, **changes))
+    if isinstance(classes, (str, Path)):
+        from edge_runtime.data.load import load_classes
+
+        classes = load_classes(str(classes), label)
+    return replace(
+        source,
+        loss=replace(source.loss, **changes),
+        classes=None if classes is None else tuple(map(str, classes)),
+        preprocessing=None if preprocessing == PLAIN else preprocessing,
+    )
 
 
 def describe_layer(layer: Layer) -> dict[str, Any]:
@@ -320,6 +361,7 @@ def describe_boundary(manifest: Manifest, boundary: Boundary, batch: int | None 
         "engines": [*(["portable"] if boundary.train else []), *(["ort-training"] if boundary.ort_training else [])],
         "last_steps": boundary.last_steps,
         "memory": {**asdict(memory), "total": memory.total},
+        "peak": predicted_peak(manifest, boundary, batch),
         "forward_macs": forward_macs(manifest, boundary),
         "training_macs": training_macs(manifest, boundary),
         "ort_training_bytes": sum(ref.bytes for ref in boundary.ort_training),

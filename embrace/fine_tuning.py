@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from edge_runtime.budget import Allowance, allow
+from edge_runtime.budget import Allowance, allow, open_budget
 from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
 from edge_runtime.data.load import Data
 from edge_runtime.engine.session import RuntimeSettings
@@ -16,14 +16,13 @@ from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
 from edge_runtime.places import default_work
 from edge_runtime.trained_bundle import check_target, write_trained
 from embrace.bundles import Bundle, Progress, quiet, written_to
+from embrace.trackers import OnRound, Tracker, tracked
 from federation.axes.local import LocalRule, parse_rule
 from federation.errors import InputError
 from federation.manifest import Manifest
 from federation.messages import Task
+from federation.metrics import Score
 from federation.schedule import parse_schedule
-
-if TYPE_CHECKING:
-    from federation.metrics import Score
 
 Announce = Callable[[Allowance, Samples, "Samples | None"], None]  # what was decided, before training begins
 
@@ -109,13 +108,17 @@ def train(
     allow_single_class: bool = False,
     work: str | Path | None = None,
     announce: Announce = lambda allowance, samples, held_out: None,
+    on_round: OnRound = lambda record: None,
+    track: str | Tracker | None = None,
     progress: Progress = quiet,
 ) -> Training:
     """Train as many output-side layers as the memory allows; the frozen ones are loaded one after the other.
 
     `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv or
-    FILE.py:NAME. `memory` is a budget such as "64MB"; `boundary` a boundary or tier instead. With `out` an interrupted
-    run goes on from its last round when it is repeated; without, the trained bundle is a temporary folder.
+    FILE.py:NAME; names of classes that it has travel in the trained bundle. `memory` is a budget such as "64MB";
+    `boundary` a boundary or tier instead. With `out` an interrupted run goes on from its last round when it is
+    repeated; without, the trained bundle is a temporary folder. `on_round` is called with the report of each round;
+    `track` keeps its numbers in "tensorboard", "mlflow" or "wandb", or in a tracker of your own.
 
     >>> training = embrace.train(bundle, (x, y), rounds=3, boundary="weak")
     >>> training.allowance.boundary.name
@@ -128,7 +131,13 @@ def train(
     for name, value in (("rounds", rounds), ("epochs", epochs), ("batch", batch), ("threads", threads)):
         if value < 1:
             raise InputError(f"{name}: expected at least 1, got {value}")
+    if memory is not None:
+        open_budget(memory)  # before anything is read that takes long
     found: list[tuple[Allowance, History]] = []
+
+    def each(entry: dict[str, Any]) -> None:
+        log(_tracked(entry))
+        on_round(entry)
 
     def write(target: Path) -> None:
         kept = Path(checkpoint) if checkpoint is not None else target.with_name(f"{target.name}.checkpoint")
@@ -136,6 +145,7 @@ def train(
         bundle.check()
         samples, held_out = _open_data(data, test, holdout, label, manifest, seed)
         check_trainable(samples, allow_single_class)
+        named = manifest if samples.class_names is None else replace(manifest, classes=tuple(samples.class_names))
         augmentation = parse_augmentation(augment)
         augmentation.check(manifest.input.shape)
         if activations not in ("float32", "float16"):
@@ -182,12 +192,29 @@ def train(
                 num_rounds=rounds,
                 checkpoint=kept,
                 progress=progress,
+                on_round=each,
             )
-            write_trained(bundle.path, manifest, allowance.boundary.layer, trained, target)
+            write_trained(bundle.path, named, allowance.boundary.layer, trained, target)
             kept.unlink(missing_ok=True)
         found.append((allowance, history))
 
-    return Training(written_to(out, write), *found[0])
+    config: dict[str, Any] = {
+        "bundle": str(bundle.path),
+        "data": str(data) if isinstance(data, (str, Path)) else "arrays",
+    }
+    config |= {"rounds": rounds, "epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "rules": str(rules)}
+    config |= {"memory": memory, "boundary": boundary, "augment": augment, "engine": engine, "seed": seed}
+    with tracked(track, bundle.name if out is None else Path(out).name, config) as log:
+        return Training(written_to(out, write), *found[0])
+
+
+def _tracked(entry: dict[str, Any]) -> dict[str, Any]:
+    """Name the numbers of a round's report as those of a simulation are named."""
+    told = {name: entry[name] for name in ("round", "loss", "samples", "steps", "seconds", "memory")}
+    if entry["evaluation"] is not None:
+        found = Score(**entry["evaluation"])
+        told |= {"test_loss": found.mean_loss, "accuracy": found.accuracy}
+    return told
 
 
 def _open_data(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from edge_runtime.data_reference import file_of
 from embrace.bundles import Bundle, Progress, quiet
+from embrace.trackers import OnRound, Tracker, tracked
 from federation.job import Plan, plan_from, plan_to
 
 if TYPE_CHECKING:
+    from edge_runtime.data.load import Data
     from simulation.datasets import Dataset
-    from simulation.fleet import SamplesXY
     from simulation.runs import Run
 
 Table = Mapping[str, Any]  # a table of a job file, by key
@@ -68,7 +69,7 @@ class Job:
 
     @classmethod
     def from_file(cls, path: str | Path, *, own_rules: bool = True) -> Job:
-        """Read a job file; the bundle and the evaluation's data are looked for beside it.
+        """Read a job file; the bundle and data are looked for beside it.
 
         own_rules: load rules of your own from the files that it names, as simulations do; else refuse them.
 
@@ -84,7 +85,10 @@ class Job:
         data = plan.evaluate.data
         if data is not None and (file.parent / file_of(data)).exists():
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
-        return cls.from_plan(plan, Bundle(bundle.resolve()))
+        own: Table = {
+            key: str(Path(plan.simulate[key]).resolve()) for key in ("data", "test_data") if key in plan.simulate
+        }
+        return cls.from_plan(replace(plan, simulate={**plan.simulate, **own}), Bundle(bundle.resolve()))
 
     @classmethod
     def from_plan(cls, plan: Plan, bundle: Bundle) -> Job:
@@ -105,9 +109,11 @@ class Job:
 
 def simulate(
     job: Job,
-    data: SamplesXY | Dataset | str | None = None,
+    data: Data | Dataset | None = None,
     *,
-    test_data: SamplesXY | None = None,
+    test_data: Data | None = None,
+    test_share: float | None = None,
+    label: str | None = None,
     devices: int | None = None,
     tiers: Mapping[str, int] | None = None,
     partition: str | None = None,
@@ -117,14 +123,19 @@ def simulate(
     folder: str | Path | None = None,
     evaluate_every: int = 1,
     stop_at: float | None = None,
+    on_round: OnRound = lambda record: None,
+    track: str | Tracker | None = None,
     progress: Progress = quiet,
     **options: Any,
 ) -> Run:
     """Run a job on simulated devices, with the code that coordinator and devices run.
 
-    `data` is a pair of arrays, inputs and labels, or the name of a data set; a fifth of the arrays is held out unless
-    there is `test_data`. `tiers` says how many devices train what, `partition` how the samples are dealt: "iid",
+    `data` is what a device takes: a pair of arrays, FILE.npz, a folder of images by class, FILE.csv or FILE.py:NAME; or
+    the name of a data set; or what the job file says. `test_data` has the same forms; without it `test_share` of your
+    data is held out, a fifth. `tiers` says how many devices train what, `partition` how the samples are dealt: "iid",
     "dirichlet" with {"alpha": 0.1}, and others. The same seed gives the same result for any number of `workers`.
+    `on_round` is called with the record of each round; `track` keeps it in "tensorboard", "mlflow" or "wandb", or in a
+    tracker of your own (`embrace.trackers.Tracker`).
 
     >>> job = embrace.Job(bundle, algorithm="embracing", num_rounds=2, local={"steps": 3})
     >>> run = embrace.simulate(job, data=(x, y), devices=8, tiers={"strong": 2, "weak": 6}, workers=1)
@@ -133,20 +144,28 @@ def simulate(
     """
     from simulation.simulate import simulate as run_simulation
 
-    return run_simulation(
-        job.plan,
-        job.bundle.path,
-        data,
-        test_data=test_data,
-        devices=devices,
-        tiers=tiers,
-        partition=partition,
-        partition_constants=partition_constants,
-        engine=engine,
-        workers=workers,
-        folder=folder,
-        evaluate_every=evaluate_every,
-        stop_at=stop_at,
-        on_progress=progress,
-        **options,
-    )
+    def each(record: dict[str, Any]) -> None:
+        log(record)
+        on_round(record)
+
+    with tracked(track, job.plan.name or job.bundle.name, plan_to(job.plan, own_rules=True), folder) as log:
+        return run_simulation(
+            job.plan,
+            job.bundle.path,
+            data,
+            test_data=test_data,
+            test_share=test_share,
+            label=label,
+            devices=devices,
+            tiers=tiers,
+            partition=partition,
+            partition_constants=partition_constants,
+            engine=engine,
+            workers=workers,
+            folder=folder,
+            evaluate_every=evaluate_every,
+            stop_at=stop_at,
+            on_progress=progress,
+            on_round=each,
+            **options,
+        )

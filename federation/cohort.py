@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Final, Literal, get_args
 
 from federation.axes.cover import Cover, DeviceProfile, ensure_coverage, uncovered_layers
 from federation.axes.participate import Participation, Slot
@@ -17,6 +18,7 @@ from federation.coverage import coverage
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Manifest
 
+_NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 SeatState = Literal["offered", "leased", "arrived", "expired", "failed"]
 Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
 
@@ -28,6 +30,7 @@ class Member:
     device: str
     boundary: str  # what it trains, as text: federation/coverage.py
     trains: int  # layers; a device that takes over a slot should train as many
+    seconds: float | None = None  # that its tasks in this job took so far
 
     def __post_init__(self) -> None:
         if not self.device or not self.boundary or self.trains < 1:
@@ -42,8 +45,11 @@ class Seat:
     member: Member  # whose turn it is, or was last
     count: int = 1  # times that its update counts
     state: SeatState = "offered"
-    until: float = 0.0  # offer and lease: when they run out; failed: devices that had it do not get it again before
+    until: float = 0.0  # offer and lease: when they run out
     holders: tuple[str, ...] = ()  # all devices that took it; the last of n holds attempt n
+    since: float = 0.0  # when it came into its state
+    seconds: float | None = None  # from the lease to the update that arrived
+    began: float | None = None  # when it first came to a device that had not had it; returns do not set it back
 
     def __post_init__(self) -> None:
         if self.number < 0 or self.count < 1 or not math.isfinite(self.until):
@@ -62,25 +68,36 @@ class Seat:
         """Whether it will run out."""
         return self.state in ("offered", "leased")
 
-    def offered_to(self, member: Member, until: float) -> Seat:
-        return replace(self, member=member, state="offered", until=until)
+    def offered_to(self, member: Member, now: float, until: float) -> Seat:
+        began = self.began if member.device in self.holders else now
+        return replace(self, member=member, state="offered", until=until, since=now, began=began)
 
-    def heir(self, waiting: Iterable[Member], now: float) -> Member | None:
+    def heir(self, waiting: Iterable[Member]) -> Member | None:
         """Choose the next device of a free seat: rather one that trains as much and has not had it; then the first."""
-        resting = self.holders if self.state == "failed" and now < self.until else ()
-        ready = (member for member in waiting if member.device not in resting)
-        return min(ready, key=lambda m: (m.trains < self.member.trains, m.device in self.holders), default=None)
+        return min(waiting, key=lambda m: (m.trains < self.member.trains, m.device in self.holders), default=None)
 
-    def leased_to(self, device: str, until: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
+    def leased_to(self, device: str, now: float, until: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
         if self.free or self.member.device != device:
             return self, RefuseLease(device, "expired" if device in self.holders else "not_yours")
         if closed or self.state == "arrived":
             return self, RefuseLease(device, "round_closed" if closed else "duplicate")
-        first = replace(self, state="leased", until=until, holders=(*self.holders, device))
+        began = self.began if device in self.holders else now
+        first = replace(self, state="leased", until=until, since=now, began=began, holders=(*self.holders, device))
         seat = first if self.state == "offered" else self
         return seat, GrantLease(seat)
 
-    def answered_by(self, device: str, attempt: int, *, closed: bool) -> tuple[Seat, SeatEffect]:
+    def renewed_by(self, device: str, attempt: int, until: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
+        """Only the holder of the running lease keeps it."""
+        if not self._held(device, attempt):
+            return self, RefuseLease(device, "not_yours")
+        if closed or self.state == "arrived":
+            return self, RefuseLease(device, "round_closed" if closed else "duplicate")
+        if self.state != "leased" or attempt != len(self.holders):
+            return self, RefuseLease(device, "expired" if self.member.device == device else "late")
+        seat = replace(self, until=max(until, self.until))
+        return seat, RenewLease(seat)
+
+    def answered_by(self, device: str, attempt: int, now: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
         """Only the holder of the running lease is accepted; and told so again, whenever it repeats itself."""
         if not self._held(device, attempt):
             return self, RejectUpdate(device, "not_yours")
@@ -94,13 +111,16 @@ class Seat:
             return self, RejectUpdate(device, "duplicate" if own else "late")
         if self.state != "leased":
             return self, RejectUpdate(device, "expired")
-        seat = replace(self, state="arrived")
+        seat = replace(self, state="arrived", since=now, seconds=now - self.since)
         return seat, AcceptUpdate(seat)
 
-    def failed_by(self, device: str, attempt: int, until: float) -> Seat:
+    def failed_by(self, device: str, attempt: int, now: float) -> Seat:
         """Free, if it was the running attempt."""
-        running = self.state == "leased" and attempt == len(self.holders) and self._held(device, attempt)
-        return replace(self, state="failed", until=until) if running else self
+        return replace(self, state="failed", since=now) if self.is_at_work(device, attempt) else self
+
+    def is_at_work(self, device: str, attempt: int) -> bool:
+        """Whether a device holds the running attempt."""
+        return self.state == "leased" and attempt == len(self.holders) and self._held(device, attempt)
 
     def _held(self, device: str, attempt: int) -> bool:
         return 1 <= attempt <= len(self.holders) and self.holders[attempt - 1] == device
@@ -110,6 +130,13 @@ class Seat:
 class LeaseTaken:  # a device came for its task
     device: str
     slot: int
+
+
+@dataclass(frozen=True)
+class LeaseRenewed:  # a device is at work still
+    device: str
+    slot: int
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +164,11 @@ class GrantLease:  # again, if the device asks again
 
 
 @dataclass(frozen=True)
+class RenewLease:
+    seat: Seat
+
+
+@dataclass(frozen=True)
 class RefuseLease:
     device: str
     reason: Reason
@@ -158,8 +190,8 @@ class RejectUpdate:
     reason: Reason
 
 
-SeatFact = LeaseTaken | UpdateArrived | TaskReturned
-SeatEffect = OfferTask | GrantLease | RefuseLease | AcceptUpdate | AlreadyAccepted | RejectUpdate
+SeatFact = LeaseTaken | LeaseRenewed | UpdateArrived | TaskReturned
+SeatEffect = OfferTask | GrantLease | RenewLease | RefuseLease | AcceptUpdate | AlreadyAccepted | RejectUpdate
 
 
 @dataclass(frozen=True)
@@ -191,9 +223,16 @@ class Cohort:
             raise InputError("cohort: expected no over-selection where an update counts more than once")
 
 
-def member_of(device: str, profile: DeviceProfile, cover: Cover, manifest: Manifest, batch: int | None) -> Member:
+def member_of(
+    device: str,
+    profile: DeviceProfile,
+    cover: Cover,
+    manifest: Manifest,
+    batch: int | None,
+    seconds: float | None = None,
+) -> Member:
     """A device that may take over a seat."""
-    return _member(device, cover.cover(manifest, profile, batch), manifest)
+    return _member(device, cover.cover(manifest, profile, batch), manifest, seconds)
 
 
 def assign(
@@ -206,16 +245,22 @@ def assign(
     manifest: Manifest,
     batch: int | None,
     previous: Cohort | None = None,
+    seconds: Mapping[str, float] = _NOTHING_KNOWN,
+    resting: int = 0,
 ) -> Cohort:
     """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
+
+    `seconds` has what tasks of devices took before. So many devices are `resting`: they are there, and a round does not
+    wait for them to begin, but they are not invited. What the job says in numbers of devices is kept all the same.
 
     Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
     left is replaced by the next one of the window's random order, for the rest of the window. A device without a
     profile is taken as able to train everything.
     """
     fit, reasons = _fit(available, profiles, cover, manifest, batch)
-    if len(fit) < participation.needed:
-        return Cohort(missing=participation.needed - len(fit), unfit=reasons)
+    missing = max(participation.needed - resting, participation.least) - len(fit)
+    if missing > 0 or not fit:
+        return Cohort(missing=max(1, missing), unfit=reasons)
     order = participation.order(fit, seed, round_number)
     fixed: set[str] = set()
     if previous is None or not previous.seats or participation.starts_window(round_number):
@@ -230,7 +275,10 @@ def assign(
         reserve = [device for device in order if device not in drawn]
         slots = ensure_coverage(manifest, slots, fit, reserve, fixed=fixed)
     return Cohort(
-        seats=tuple(Seat(slot.number, _member(slot.device, fit[slot.device], manifest), slot.count) for slot in slots),
+        seats=tuple(
+            Seat(slot.number, _member(slot.device, fit[slot.device], manifest, seconds.get(slot.device)), slot.count)
+            for slot in slots
+        ),
         wanted=wanted,
         quorum=participation.quorum_of(wanted),
         uncovered=tuple(uncovered_layers(manifest, (fit[slot.device] for slot in slots))),
@@ -256,8 +304,8 @@ def _fit(
     return fit, tuple(unfit.items())
 
 
-def _member(device: str, text: str, manifest: Manifest) -> Member:
-    return Member(device, text, len(coverage(manifest, text).layers))
+def _member(device: str, text: str, manifest: Manifest, seconds: float | None) -> Member:
+    return Member(device, text, len(coverage(manifest, text).layers), seconds)
 
 
 def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:
@@ -271,12 +319,18 @@ def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> li
     return [replace(slot, number=number) for number, slot in enumerate(slots)]
 
 
+def idle_among(seats: Iterable[Seat], waiting: Iterable[Member]) -> dict[str, Member]:
+    """List the devices that wait and have neither a seat nor answered, by name."""
+    busy = {seat.member.device for seat in seats if not seat.free}
+    return {member.device: member for member in waiting if member.device not in busy}
+
+
 def run_out(seats: Sequence[Seat], now: float, left: Collection[str] = ()) -> tuple[tuple[Seat, ...], int]:
     """Free the seats whose offer or lease is over, or whose device has left; and say how many these are."""
     over = [seat for seat in seats if (seat.until <= now or seat.member.device in left) and seat.running]
     after = list(seats)
     for seat in over:
-        after[seat.number] = replace(seat, state="expired")
+        after[seat.number] = replace(seat, state="expired", since=min(seat.until, now))
     return tuple(after), len(over)
 
 
@@ -285,15 +339,35 @@ def hand_out(
 ) -> tuple[tuple[Seat, ...], list[Seat]]:
     """Offer free seats to devices that wait and have none, and list the new offers.
 
-    A device that has answered is not asked again: its data would count twice.
+    A device that has answered is not asked again: its data would count twice. A device that had another seat before
+    leaves that to the device whose seat it takes: seats never name one device twice.
     """
-    busy = {seat.member.device for seat in seats if not seat.free}
-    idle = {member.device: member for member in waiting if member.device not in busy}
+    idle = idle_among(seats, waiting)
+    if not idle:
+        return tuple(seats), []
     after, offered = list(seats), []
-    for seat in seats:
-        heir = seat.heir(idle.values(), now) if seat.free else None
+    had = {seat.member.device: seat.number for seat in seats if seat.free}
+    for number in range(len(after)):
+        seat = after[number]
+        heir = seat.heir(idle.values()) if seat.free else None
         if heir is not None:
-            after[seat.number] = seat.offered_to(heir, until)
-            offered.append(after[seat.number])
+            old = had.pop(heir.device, number)
+            had.pop(seat.member.device, None)
+            if old != number:
+                after[old] = replace(after[old], member=seat.member, state="expired")
+                had[seat.member.device] = old
+            after[number] = seat.offered_to(heir, now, until)
+            offered.append(after[number])
             del idle[heir.device]
     return tuple(after), offered
+
+
+def one_seat_each(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+    """Let free seats forget a device that another seat names, as earlier programs recorded them."""
+    known = list(seats)
+    named = {seat.member.device for seat in known if not seat.free}
+    for number, seat in enumerate(known):
+        if seat.free and seat.member.device in named:
+            known[number] = replace(seat, member=replace(seat.member, device=f"vacant-{number}"), state="expired")
+        named.add(known[number].member.device)
+    return tuple(known)

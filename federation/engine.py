@@ -6,6 +6,7 @@ coordinator drives it with files and a database, a simulation with arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from federation.axes.serve import RoundFacts
 from federation.axes.sync import after_round, first_facts
 from federation.coverage import coverage
 from federation.decode import decode
+from federation.device_scores import most_labels, read_claim, summarise
 from federation.exchange import Exchange, Inherit, trained_region, units_region
 from federation.identity import task_seed
 from federation.job import Plan
@@ -89,12 +91,29 @@ class RoundEngine:
         """Open a round, which then waits for its devices."""
         bounds = self.plan.bounds
         participation = self.plan.participation
-        return rounds.open_round(number, self.plan.seed, participation, now, lease=bounds.lease, offer=bounds.offer)
+        return rounds.open_round(
+            number,
+            self.plan.seed,
+            participation,
+            now,
+            lease=bounds.lease,
+            offer=bounds.offer,
+            max_task=bounds.max_task,
+        )
 
     def assign(
-        self, number: int, profiles: Mapping[str, DeviceProfile], previous: cohort.Cohort | None
+        self,
+        number: int,
+        profiles: Mapping[str, DeviceProfile],
+        previous: cohort.Cohort | None,
+        *,
+        seconds: Mapping[str, float] | None = None,
+        resting: int = 0,
     ) -> cohort.Cohort:
-        """Draw the cohort of a round from the devices that are there; `previous` is that of the round before."""
+        """Draw the cohort of a round from the devices that are there; `previous` is that of the round before.
+
+        `seconds` has what the tasks of devices took before; so many devices are `resting`, there but not invited.
+        """
         plan = self.plan
         return cohort.assign(
             plan.seed,
@@ -106,11 +125,14 @@ class RoundEngine:
             self.manifest,
             plan.local.batch,
             previous,
+            seconds or {},
+            resting,
         )
 
-    def member(self, device: str, profile: DeviceProfile) -> cohort.Member:
+    def member(self, device: str, profile: DeviceProfile, seconds: float | None = None) -> cohort.Member:
         """Describe a device that may take over a free seat."""
-        return cohort.member_of(device, profile, self.plan.cover, self.manifest, self.plan.local.batch)
+        plan = self.plan
+        return cohort.member_of(device, profile, plan.cover, self.manifest, plan.local.batch, seconds)
 
     def task(
         self,
@@ -124,7 +146,11 @@ class RoundEngine:
         """Say what the device of a seat does; `last` is the round and the task in which it last took part."""
         member = seat.member
         exchange = self._exchange(number, facts, last, inherit)
-        return self.plan.local.task(member.boundary, number, task_seed(self.plan.seed, member.device), exchange)
+        task = self.plan.local.task(member.boundary, number, task_seed(self.plan.seed, member.device), exchange)
+        evaluate = self.plan.evaluate
+        if not evaluate.on_devices:
+            return task
+        return replace(task, holdout=evaluate.holdout, evaluate=number % evaluate.every == 0)
 
     def _exchange(self, number: int, facts: Facts, last: tuple[int, str] | None, inherit: Inherit | None) -> Exchange:
         algorithm, when = self.algorithm, self.plan.when(number)
@@ -227,6 +253,22 @@ class RoundEngine:
             "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
             **self._synchronised(sums, names),
         }
+
+    def device_scores(self, answers: Iterable[tuple[str, Answer]]) -> dict[str, Any] | None:
+        """Summarise how devices scored the version that they received; `answers` come with what each trains.
+
+        Claims that cannot be are left out. None: there are no others.
+        """
+        evaluate, manifest = self.plan.evaluate, self.manifest
+        if not evaluate.on_devices:
+            return None
+        names = {boundary: tier for tier, boundary in manifest.tiers.items()}
+        per_sample, claims = math.prod(manifest.labels.shape), []
+        for boundary, (samples, _, report) in answers:
+            most = most_labels(samples, evaluate.holdout, per_sample)
+            score = read_claim(report.get("evaluation"), most)
+            claims += [] if score is None else [(names.get(boundary, boundary), score)]
+        return summarise(claims) if claims else None
 
     def _synchronised(self, sums: RoundSums, names: list[str]) -> dict[str, Any]:
         """Name the parts that were synchronised and their layers, where not the whole model always is."""

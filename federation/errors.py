@@ -10,7 +10,11 @@
     ├── TaskFailed          500, exit 1   a device could not finish its task
     │   ├── NonFiniteLoss                 ... the loss or the parameters stopped being numbers
     │   ├── OutOfMemory                   ... the boundary does not fit this device's memory
-    │   └── DiskFull                      ... there is no room for stored activations or state
+    │   │   └── TooLarge                  ... which it measured and has told the coordinator
+    │   ├── DiskFull                      ... there is no room for stored activations or state
+    │   ├── UnsafeGraph                   ... the bundle's graphs do other things than training
+    │   ├── Untrusted                     ... the bundle is signed by another key than this device trusts
+    │   └── OverLimit                     ... the task wants more than this device gives to any
     ├── VerificationError   500, exit 1   a result differs from the reference it was compared with
     └── MissingPackage      501, exit 3   this installation lacks an optional package
 
@@ -126,10 +130,34 @@ class OutOfMemory(TaskFailed):
     reason = "out_of_memory"
 
 
+class TooLarge(OutOfMemory):
+    """A boundary that the device tried and that does not fit; its profile has the measured need."""
+
+    reason = "too_large"
+
+
 class DiskFull(TaskFailed):
     """Less disk than the task needs."""
 
     reason = "disk_full"
+
+
+class UnsafeGraph(TaskFailed):
+    """A graph that could give a device's data away, or that reaches beyond its bundle."""
+
+    reason = "unsafe_graph"
+
+
+class Untrusted(TaskFailed):
+    """A bundle whose signature this device does not trust."""
+
+    reason = "untrusted"
+
+
+class OverLimit(TaskFailed):
+    """A task that wants more steps or time than the device's own limits allow."""
+
+    reason = "over_limit"
 
 
 class VerificationError(EmbraceError):

@@ -10,9 +10,20 @@ import re
 from collections.abc import Callable
 from itertools import count
 
+from federation.errors import InputError
+from federation.printable import printable
+
 ID_DIGITS = 12
+MOST_NAME = 100  # characters
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 _SEED_BITS = 53  # what a number in JSON holds exactly everywhere
+
+
+def check_name(name: str) -> str:
+    """Refuse a name that cannot be shown as it is."""
+    if not name.isprintable() or name != name.strip() or not 1 <= len(name) <= MOST_NAME:
+        raise InputError(f"name: expected 1 to {MOST_NAME} printable characters, got '{printable(name, 40)}'")
+    return name
 
 
 def device_id(name: str, taken: Callable[[str], bool]) -> str:
@@ -22,6 +33,15 @@ def device_id(name: str, taken: Callable[[str], bool]) -> str:
     '83d9012691ea'
     """
     return next(found for number in count() if not taken(found := _id(name, number)))
+
+
+def free_name(name: str, taken: Callable[[str], bool]) -> str:
+    """Return a device's name, with a number behind it if another device has it.
+
+    >>> free_name("kitchen", {"kitchen", "kitchen-2"}.__contains__)
+    'kitchen-3'
+    """
+    return next(free for number in count(1) if not taken(free := name if number == 1 else f"{name}-{number}"))
 
 
 def task_seed(plan_seed: int, device: str) -> int:

@@ -19,11 +19,13 @@ from federation.axes.participate import Participation
 from federation.axes.serve import SERVE, Average, ServeRule
 from federation.axes.sync import SYNC, Sync, When, WholeModel
 from federation.axes.weigh import Weigh
+from federation.best_version import Metric, StopRule
 from federation.decode import Resolve, decode, encode
 from federation.errors import FieldError, InputError
 from federation.exchange import Exchange
 from federation.messages import Task
 from federation.robust import Combining
+from federation.rounds import MAX_TASK
 from federation.schedule import Schedule, parse_schedule
 from federation.toml_lines import line_of
 
@@ -31,6 +33,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+# How a job that a coordinator has names its evaluation data; in a job file it is a path, which the client uploads.
+UPLOADED = "sha256:"  # and the digest of uploaded data
+ON_COORDINATOR = "coordinator:"  # and a name in the operator's folder
 
 
 @dataclass(frozen=True)
@@ -99,15 +105,16 @@ class Serve:
 class Bounds:
     """What is waited for and what is accepted."""
 
-    lease: float = 3600.0  # seconds for a task
-    offer: float = 120.0  # seconds to come for one
+    lease: float = 30.0  # seconds for a task; a device at work renews it, and one that is gone loses it
+    offer: float = 10.0  # seconds to come for one
+    max_task: float = MAX_TASK  # seconds for a task in all, however often its lease is renewed; at least a lease
     max_value: float = 64.0  # magnitude of any element of an update
     max_other_value: float = 65536.0  # ... of its control variates and momenta, which are gradients in size
     max_norm: float | None = None  # of a whole update
     max_samples: int = 1 << 20  # that a device may claim
 
     def __post_init__(self) -> None:
-        for name, value in (("lease", self.lease), ("offer", self.offer)):
+        for name, value in (("lease", self.lease), ("offer", self.offer), ("max_task", self.max_task)):
             if not 0.1 <= value <= 30 * 86400:
                 raise FieldError(name, f"expected seconds from 0.1 to 30 days, got {value}")
         for name, value in (("max_value", self.max_value), ("max_other_value", self.max_other_value)):
@@ -121,16 +128,31 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scoring new versions on the coordinator's machine."""
+    """Scoring new versions: on data that the coordinator has, and by devices on data that they hold out."""
 
-    data: str | None = None  # as `embrace train --data`; None: no scores
+    data: str | None = None  # as `embrace train --data`, "coordinator:NAME" or "sha256:DIGEST"; None: no scores
     every: int = 1  # versions
     # Of batch norm: as averaged, or computed for the new weights from data (static, HeteroFL's).
     statistics: Literal["global", "static"] = "global"
+    metric: Metric | None = None  # that says which version is best; None: accuracy if there is one, else the loss
+    target: float | None = None  # a value of the metric at which the job is done
+    stop_after: int | None = None  # evaluations without a better version after which it is done
+    min_delta: float = 0.0  # by which a version has to be better to count
+    on_devices: bool = False  # every device scores the version that it received, before it trains
+    holdout: float = 0.1  # ... on this share of its data, which it never trains on
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise FieldError("every", f"expected at least 1, got {self.every}")
+        if not 0 < self.holdout < 1:
+            raise FieldError("holdout", f"expected a share between 0 and 1, got {self.holdout}")
+        if self.on_devices and self.statistics != "global":
+            raise FieldError("statistics", "devices score with averaged statistics; expected 'global' with on_devices")
+        self.stop_rule  # noqa: B018 - says what is wrong
+
+    @property
+    def stop_rule(self) -> StopRule:
+        return StopRule(self.target, self.stop_after, self.min_delta)
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,21 @@ import math
 import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from federation.decode import ABSENT, decode
 from federation.errors import BundleError, FieldError, InputError
 from federation.narrow import Shapes, narrow_space
+from federation.preprocessing import Preprocessing
 from federation.space import Kind, Parameter, ParameterSpace
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.safetensors"
+MOST_BATCHES = 64  # at which the memory of a boundary is predicted
 MAX_MANIFEST_BYTES = 16 << 20  # a network of a thousand layers needs about one megabyte
+LONGEST_CLASS = 200  # characters of a class's name
 
 # A file of a bundle lies in its directory or at most two folders below; no part starts with a dot, so no way out.
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,119}"
@@ -108,6 +112,17 @@ class Boundary:
     width: float | None = field(default=None, metadata=ABSENT)  # share of the channels; None: all
     # Shapes of all parameters of all layers, in their order, if it is narrow.
     narrow: tuple[tuple[tuple[int, ...], ...], ...] | None = field(default=None, metadata=ABSENT)
+    # Pairs of a batch size and the bytes that the portable graph takes at it, predicted from its values' lifetimes.
+    step_memory: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=ABSENT)
+
+    def __post_init__(self) -> None:
+        pairs = self.step_memory
+        if pairs is None:
+            return
+        if not 1 <= len(pairs) <= MOST_BATCHES or any(len(pair) != 2 or pair[0] < 1 or pair[1] < 0 for pair in pairs):
+            raise BundleError(f"boundary {self.name!r}: step_memory: expected pairs of a batch size and bytes")
+        if any(one[0] >= other[0] for one, other in pairwise(pairs)):
+            raise BundleError(f"boundary {self.name!r}: step_memory: expected growing batch sizes")
 
     @property
     def whole(self) -> bool:
@@ -146,6 +161,9 @@ class Manifest:
     tiers: dict[str, str]  # tier name -> boundary name
     weights: FileRef
     notes: tuple[str, ...] = ()  # what the exporter could not do, e.g. an engine that cannot serve the model
+    # Names of the classes in the order of their numbers; None: each device sorts those that it finds.
+    classes: tuple[str, ...] | None = field(default=None, metadata=ABSENT)
+    preprocessing: Preprocessing | None = field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -163,6 +181,22 @@ class Manifest:
         for tier, name in self.tiers.items():
             if name not in names:
                 raise BundleError(f"tier {tier!r} names boundary {name!r}, which does not exist")
+        if self.classes is not None:
+            self._check_classes(self.classes)
+        if self.preprocessing is not None:
+            try:
+                self.preprocessing.check(self.input.shape, self.input.dtype)
+            except FieldError as error:
+                raise BundleError(str(error.below("preprocessing"))) from None
+
+    def _check_classes(self, names: tuple[str, ...]) -> None:
+        if len(names) != self.class_count:
+            has = "labels that are no classes" if self.class_count is None else f"{self.class_count} classes"
+            raise BundleError(f"classes: {len(names)} names, the model {self.name!r} has {has}")
+        bad = [name for name in names if not name.strip() or not name.isprintable() or len(name) > LONGEST_CLASS]
+        if bad or len(set(names)) != len(names):
+            what = f"got {bad[0][:LONGEST_CLASS]!r}" if bad else "one is there twice"
+            raise BundleError(f"classes: expected different names of at most {LONGEST_CLASS} characters, {what}")
 
     def _check_narrow(self, boundary: Boundary) -> None:
         if boundary.width is None or boundary.narrow is None or not 0 < boundary.width < 1:
@@ -181,6 +215,15 @@ class Manifest:
     @cached_property
     def space(self) -> ParameterSpace:
         return ParameterSpace([layer.parameters for layer in self.layers])
+
+    @property
+    def class_count(self) -> int | None:
+        """How many classes a sample can belong to; None if its label is something else."""
+        if math.prod(self.labels.shape) != 1:
+            return None
+        if self.loss.name == "cross_entropy":
+            return self.output.shape[0] if self.output.shape else None
+        return 2 if self.loss.name == "bce_with_logits" else None
 
     @property
     def whole(self) -> Boundary:
@@ -234,7 +277,7 @@ def dumps(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
 
 
-_ADDED = {f.name for f in fields(Boundary) if f.metadata == ABSENT}
+_ADDED = {f.name for kind in (Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
 
 
 def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,14 +13,21 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from statistics import median
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from federation import cohort as seats
 from federation.axes.participate import OnMissingQuorum, Participation
-from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
+from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived, one_seat_each
 from federation.errors import EmbraceError, InputError
 
 State = Literal["selecting", "collecting", "closing", "committed", "abandoned"]
+SLOWEST: Final = 2.0  # times the usual duration that a device may be known to take and is waited for accordingly
+VACANT: Final = 0.5  # seconds after which a seat that is free, and that no device has taken, is not waited for
+OVERDUE: Final = 4.0  # times the slowest known duration, after which a round says what it waits for
+LEAST_DEADLINE: Final = 60.0  # seconds
+MAX_TASK: Final = 6 * 3600.0  # seconds
+MOST_TRIES: Final = 8  # attempts to close a round, after which it is abandoned
 
 
 class RoundError(EmbraceError):
@@ -40,13 +47,17 @@ class Round:
     offer: float  # seconds to come for it
     patience: float | None  # seconds from the first offers to the deadline
     on_missing_quorum: OnMissingQuorum
+    lateness: float | None = None  # times what is expected of a device, after which it is late; None: none ever is
+    grace: float = 2.0  # seconds that no device is late before, and after which one that does not come is
     state: State = "selecting"
     slots: tuple[Seat, ...] = ()
     wanted: int = 0  # draws that make it complete
     quorum: int = 0
     deadline: float | None = None
     overdue: bool = False  # the deadline came without a quorum; closes as soon as there is one
-    reason: str = ""  # why it was abandoned
+    reason: str = ""  # why it was abandoned, or could not be closed yet
+    tries: int = 0  # attempts to close it that failed
+    max_task: float = MAX_TASK  # seconds after which a task is taken back, however alive its device is
 
     def __post_init__(self) -> None:
         if self.number < 0 or not (0 < self.lease < math.inf and 0 < self.offer < math.inf):
@@ -72,8 +83,51 @@ class Round:
     def wakes_at(self) -> float | None:
         """When time alone changes something next."""
         deadline = [] if self.deadline is None or self.overdue else [self.deadline]
-        times = [*deadline, *(seat.until for seat in self.slots if seat.running)]
+        late = [] if self.late_at is None else [self.late_at]
+        times = [*deadline, *late, *(seat.until for seat in self.slots if seat.running)]
         return min(times, default=None) if self.state == "collecting" else None
+
+    @cached_property
+    def usual(self) -> float | None:
+        """Seconds that a task of this round takes: the median of those that have arrived."""
+        known = [seat.seconds for seat in self.counted if seat.seconds is not None]
+        return median(known) if known else None
+
+    @cached_property
+    def late_at(self) -> float | None:
+        """When the round closes with the updates that it has: a quorum is there, and the rest is late."""
+        if self.lateness is None or self.state != "collecting" or not self.quorum <= self.arrived < self.wanted:
+            return None
+        return max(self._ends_at(seat) for seat in self.slots if seat.state != "arrived")
+
+    def _ends_at(self, seat: Seat) -> float:
+        """When a seat is late. A device that returns it and takes it again gains no time."""
+        began = seat.since if seat.began is None else seat.began
+        return min(seat.since + self._allowed(seat), began + self._at_work(seat))
+
+    def _allowed(self, seat: Seat) -> float:
+        """Seconds for which a seat is waited for: by what the others took, and what its device is known to take."""
+        if seat.free:  # devices that wait hear of it at once
+            return min(VACANT, self.grace)
+        return self._at_work(seat) if seat.state == "leased" else self.grace
+
+    def _at_work(self, seat: Seat) -> float:
+        if self.usual is None or self.lateness is None:
+            return self.grace
+        own = seat.member.seconds or self.usual
+        return max(self.grace, self.lateness * min(max(own, self.usual), SLOWEST * self.usual))
+
+    def is_held_up_by(self, seat: Seat, now: float) -> bool:
+        """Whether the deadline has passed without a quorum, and a device has had more than its time, too."""
+        if seat.state != "leased" or not self.overdue:
+            return False
+        known = [seconds for seconds in (seat.member.seconds, self.usual) if seconds is not None]
+        allowed = self.max_task
+        if self.lateness is None:
+            allowed = self.patience or self.max_task
+        elif known:
+            allowed = max(LEAST_DEADLINE, self.lateness * max(known))
+        return now >= seat.since + min(allowed, self.max_task)
 
     def seat_of(self, device: str) -> Seat | None:
         """What a device is offered, holds or has answered; never more than one."""
@@ -116,6 +170,11 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class CloseFailed:  # the sums or the new version could not be made, by a defect; it may be tried again
+    reason: str
+
+
+@dataclass(frozen=True)
 class Abandon:
     reason: str
 
@@ -150,45 +209,62 @@ class WaitForUpdates:  # the deadline has passed, and so many are missing for a 
     count: int
 
 
-Event = DevicesAvailable | DevicesLeft | seats.SeatFact | Tick | Resumed | CloseRequested | Committed | Abandon | Stop
+Command = CloseRequested | Committed | CloseFailed | Abandon | Stop
+Event = DevicesAvailable | DevicesLeft | seats.SeatFact | Tick | Resumed | Command
 Effect = seats.SeatEffect | CloseRound | WarnLayerUncovered | RoundAbandoned | WaitForDevices | WaitForUpdates
 Step = tuple[Round, list[Effect]]
 
 _S, _L, _C, _D, _A = get_args(State)
-# What leads where; None is a RoundError. The last four are conditions, looked at after each fact and as time passes.
+# What leads where; None is a RoundError. The last six are conditions, looked at after each fact and as time passes.
 _TABLE: Final[Mapping[type[Event] | str, tuple[State | None, ...]]] = {
     # in state         selecting  collecting  closing  committed  abandoned
     DevicesAvailable: (_S, _L, _C, _D, _A),
     DevicesLeft:      (_S, _L, _C, _D, _A),
     LeaseTaken:       (_S, _L, _C, _D, _A),
+    LeaseRenewed:     (_S, _L, _C, _D, _A),
     UpdateArrived:    (_S, _L, _C, _D, _A),
     TaskReturned:     (_S, _L, _C, _D, _A),
     Tick:             (_S, _L, _C, _D, _A),
     Resumed:          (_S, _L, _C, _D, _A),
     CloseRequested:   (None, _L, _C, _D, _A),
     Committed:        (None, None, _D, _D, None),
+    CloseFailed:      (None, None, _C, None, None),
     Abandon:          (_A, _A, _A, None, _A),
     Stop:             (_A, _A, _C, _D, _A),
     "seated":         (_L, None, None, None, None),
     "complete":       (None, _C, None, None, None),
+    "late":           (None, _C, None, None, None),
     "due":            (None, _C, None, None, None),
     "hopeless":       (None, _A, None, None, None),
+    "unclosable":     (None, None, _A, None, None),
 }  # fmt: skip
 TRANSITIONS: Final[Mapping[tuple[State, type[Event] | str], State]] = {
     (state, trigger): to for trigger, row in _TABLE.items() for state, to in zip(get_args(State), row) if to is not None
 }
 
 
-def open_round(number: int, seed: int, rule: Participation, now: float, *, lease: float, offer: float) -> Round:
+def open_round(
+    number: int,
+    seed: int,
+    rule: Participation,
+    now: float,
+    *,
+    lease: float,
+    offer: float,
+    max_task: float = MAX_TASK,
+) -> Round:
     """A new round, waiting for its devices."""
-    return Round(number, seed, now, lease, offer, rule.deadline, rule.on_missing_quorum)
+    lateness = rule.lateness if rule.deadline is None else None  # a deadline means what it says
+    most = max(lease, max_task)
+    missing = rule.on_missing_quorum
+    return Round(number, seed, now, lease, offer, rule.deadline, missing, lateness, rule.grace, max_task=most)
 
 
 def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
     """The round after a fact at a time, and what is to be done."""
     if not math.isfinite(now):
         raise InputError(f"now: expected a finite time, got {now}")
-    resumed = _shifted(round, event.outage) if isinstance(event, Resumed) else round
+    resumed = _shifted(round, event.outage, now) if isinstance(event, Resumed) else round
     round, effects = _settle(_pass_time(resumed, now), now)
     to = TRANSITIONS.get((round.state, type(event)))
     if to is None:
@@ -213,7 +289,7 @@ def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]]) -> Round
     """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between."""
     try:
         rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in seats)
-        return Round(**head, slots=tuple(Seat(**row) for row in rows))
+        return Round(**head, slots=one_seat_each(Seat(**row) for row in rows))
     except (KeyError, TypeError) as error:
         raise InputError(f"this is no round: {error}") from None
 
@@ -233,12 +309,14 @@ def _settle(step: Step, now: float) -> Step:
     for condition, holds in (
         ("seated", bool(round.slots)),
         ("complete", arrived >= round.wanted),
+        ("late", now >= (math.inf if step[0].late_at is None else step[0].late_at)),
         ("due", passed and arrived >= round.quorum),
         ("hopeless", passed and arrived < round.quorum and round.on_missing_quorum == "fail"),
+        ("unclosable", round.tries >= MOST_TRIES),
     ):
         to = TRANSITIONS.get((step[0].state, condition))
         if holds and to is not None:
-            why = f"{arrived} of {round.quorum} at the deadline" if condition == "hopeless" else ""
+            why = f"{arrived} of {round.quorum} at the deadline" if condition == "hopeless" else round.reason
             step = _enter((replace(step[0], reason=why), step[1]), to)
     if passed and step[0].state == "collecting" and not round.overdue:
         return replace(step[0], overdue=True), [*step[1], WaitForUpdates(round.quorum - arrived)]
@@ -252,10 +330,41 @@ def _pass_time(round: Round, now: float, left: tuple[str, ...] = ()) -> Step:
     return (replace(round, slots=slots), [WaitForDevices(freed)]) if freed else (round, [])
 
 
-def _shifted(round: Round, outage: float) -> Round:
-    slots = tuple(replace(seat, until=seat.until + outage) for seat in round.slots)
+def _shifted(round: Round, outage: float, now: float) -> Round:
+    """Move every time by an outage. What runs begins anew at least: renewals are not recorded."""
+    if round.state != "collecting":
+        return round
+    moved = [
+        replace(
+            seat,
+            since=seat.since + outage,
+            until=seat.until + outage,
+            began=None if seat.began is None else seat.began + outage,
+        )
+        for seat in round.slots
+    ]
+    slots = tuple(replace(seat, until=max(seat.until, _least_until(round, seat, now))) for seat in moved)
     deadline = round.deadline if round.deadline is None or round.overdue else round.deadline + outage
-    return replace(round, slots=slots, deadline=deadline) if round.state == "collecting" else round
+    return replace(round, slots=slots, deadline=deadline)
+
+
+def _least_until(round: Round, seat: Seat, now: float) -> float:
+    """Until when an offer or a lease lasts that begins anew, or is renewed; no task lasts for ever."""
+    if seat.state == "leased":
+        return min(now + round.lease, seat.since + round.max_task)
+    return now + round.offer if seat.state == "offered" else seat.until
+
+
+def _take_back(round: Round, waiting: Iterable[Member], now: float) -> Step:
+    """Free seats that hold the round up, the longest held first, as far as there are devices to take them over."""
+    spare = len(seats.idle_among(round.slots, waiting)) - sum(seat.free for seat in round.slots)
+    held_up = sorted((seat for seat in round.slots if round.is_held_up_by(seat, now)), key=lambda seat: seat.since)
+    taken = [replace(seat, state="expired", since=now) for seat in held_up[: max(0, spare)]]
+    if not taken:
+        return round, []
+    by_number = {seat.number: seat for seat in taken}
+    slots = tuple(by_number.get(seat.number, seat) for seat in round.slots)
+    return replace(round, slots=slots), [WaitForDevices(len(taken))]
 
 
 def _apply(round: Round, event: Event, now: float) -> Step:
@@ -265,20 +374,30 @@ def _apply(round: Round, event: Event, now: float) -> Step:
         case DevicesAvailable(cohort=Cohort() as cohort) if round.state == "selecting":
             return _begin(round, cohort, now)
         case DevicesAvailable(members) if collecting:
+            round, freed = _take_back(round, members, now)
             slots, offered = seats.hand_out(round.slots, members, now, now + round.offer)
-            return replace(round, slots=slots), [*map(seats.OfferTask, offered)]
+            return replace(round, slots=slots), [*freed, *map(seats.OfferTask, offered)]
         case DevicesLeft(devices):
             return _pass_time(round, now, devices)
         case LeaseTaken(device, slot):
-            return _put(round, *_seat(round, slot).leased_to(device, now + round.lease, closed=not collecting))
+            return _put(round, *_seat(round, slot).leased_to(device, now, now + round.lease, closed=not collecting))
+        case LeaseRenewed(device, slot, attempt):
+            seat = _seat(round, slot)
+            until = _least_until(round, seat, now)
+            return _put(round, *seat.renewed_by(device, attempt, until, closed=not collecting))
         case UpdateArrived(device, slot, attempt):
-            return _put(round, *_seat(round, slot).answered_by(device, attempt, closed=not collecting))
+            answered, effect = _seat(round, slot).answered_by(device, attempt, now, closed=not collecting)
+            return _put(_with_deadline(round, answered.seconds, now), answered, effect)
         case TaskReturned(device, slot, attempt) if collecting:
             seat = _seat(round, slot)
-            failed = seat.failed_by(device, attempt, now + round.offer)
+            failed = seat.failed_by(device, attempt, now)
             return _put(round, failed, WaitForDevices(1)) if failed is not seat else (round, [])
         case CloseRequested() if collecting and (round.deadline is None or now < round.deadline):
             return replace(round, deadline=now), []
+        case CloseFailed(reason):
+            return replace(round, tries=round.tries + 1, reason=reason), []
+        case Committed():
+            return replace(round, reason=""), []
         case Abandon(reason) | Stop(reason) if TRANSITIONS[round.state, type(event)] != round.state:
             return replace(round, reason=reason), []
     return round, []
@@ -287,11 +406,20 @@ def _apply(round: Round, event: Event, now: float) -> Step:
 def _begin(round: Round, cohort: Cohort, now: float) -> Step:
     if cohort.missing:
         return round, [WaitForDevices(cohort.missing)]
-    slots = tuple(seat.offered_to(seat.member, now + round.offer) for seat in cohort.seats)
+    slots = tuple(seat.offered_to(seat.member, now, now + round.offer) for seat in cohort.seats)
     deadline = None if round.patience is None else now + round.patience
     begun = replace(round, slots=slots, wanted=cohort.wanted, quorum=cohort.quorum, deadline=deadline)
+    known = [seat.member.seconds for seat in slots if seat.member.seconds is not None]
+    begun = _with_deadline(begun, max(known) if 2 * len(known) >= len(slots) else None, now)
     warnings = [WarnLayerUncovered(cohort.uncovered)] if cohort.uncovered else []
     return begun, [*warnings, *map(seats.OfferTask, slots)]
+
+
+def _with_deadline(round: Round, slowest: float | None, now: float) -> Round:
+    """Let a deadline follow from what tasks take, if the job gives none."""
+    if round.lateness is None or round.deadline is not None or slowest is None:
+        return round
+    return replace(round, deadline=now + min(max(LEAST_DEADLINE, OVERDUE * slowest), round.max_task))
 
 
 def _seat(round: Round, number: int) -> Seat:

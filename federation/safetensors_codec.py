@@ -3,7 +3,9 @@
     8 bytes   length of the header, little-endian
     header    JSON: name -> {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, blanks at its end;
               "__metadata__" -> {key: text}, if there are notes
-    data      little-endian float32, one tensor behind the other; offsets are bytes and count from here
+    data      little-endian, one tensor behind the other; offsets are bytes and count from here
+
+Weights and updates are float32 (F32); samples may have other types.
 
 Tensors are written in the order in which they are given, with blanks so that the data begins at a multiple of some
 bytes. The safetensors library sorts by name: any order can be read that leaves no holes. A header may come from
@@ -22,6 +24,7 @@ from typing import Any
 from federation.errors import InputError
 
 DTYPE = "F32"
+ITEM_BYTES = {"F16": 2, "F32": 4, "F64": 8, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}  # by the format's names
 NOTES = "__metadata__"
 PREFIX = 8  # bytes in front of the header
 MAX_DIMENSIONS = 32
@@ -39,19 +42,25 @@ class Header:
     shapes: Mapping[str, Sequence[int]]
     size: int  # of the data, in bytes
     notes: Mapping[str, str]
+    dtypes: Mapping[str, str]
 
 
 def encode_header(
-    tensors: Iterable[tuple[str, Sequence[int]]], alignment: int, notes: Mapping[str, str] | None = None
+    tensors: Iterable[tuple[str, Sequence[int]]],
+    alignment: int,
+    notes: Mapping[str, str] | None = None,
+    dtypes: Mapping[str, str] | None = None,
 ) -> bytes:
     """Write everything in front of the data: the length, then JSON padded to a multiple of `alignment` bytes."""
+    dtypes = dtypes or {}
     entries: dict[str, object] = {} if notes is None else {NOTES: dict(notes)}
     end = 0
     for name, shape in tensors:
         if name == NOTES or name in entries:
             raise InputError(f"a tensor cannot be called {name!r}: the name has a meaning or is taken")
-        begin, end = end, end + 4 * math.prod(shape)
-        entries[name] = _entry(shape, begin, end)
+        dtype = dtypes.get(name, DTYPE)
+        begin, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
+        entries[name] = _entry(dtype, shape, begin, end)
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(PREFIX + len(text)) % alignment)
     return len(text).to_bytes(PREFIX, "little") + text
@@ -71,6 +80,7 @@ def decode_header(
     *,
     max_tensors: int = 10_000,
     max_name_length: int = 512,
+    any_dtype: bool = False,
 ) -> Header:
     """Read a header and check all of it. With `shapes`, the tensors have to be these; else the header names them."""
     entries, notes = _parse(text)
@@ -86,19 +96,22 @@ def decode_header(
         order = sorted(shapes, key=lambda name: entries[name]["data_offsets"])
     except (TypeError, LookupError, RecursionError):
         raise SafetensorsError("the header must give every tensor two integers as its data_offsets") from None
-    offsets, end = {}, 0
+    offsets, dtypes, end = {}, {}, 0
     for name in order:
-        begin, end = end, end + 4 * math.prod(shapes[name])
-        entry, expected = entries[name], _entry(shapes[name], begin, end)
+        entry = entries[name]
+        told = entry.get("dtype") if any_dtype else None
+        dtypes[name] = told if isinstance(told, str) and told in ITEM_BYTES else DTYPE
+        begin, end = end, end + ITEM_BYTES[dtypes[name]] * math.prod(shapes[name])
+        expected = _entry(dtypes[name], shapes[name], begin, end)
         # JSON's true is no integer, although Python's is: seen only once the structure is known to be right.
         if entry != expected or bool in map(type, (*entry["shape"], *entry["data_offsets"])):
             raise SafetensorsError(f"{name!r} is described as {reprlib.repr(entry)}; expected {expected}")
         offsets[name] = begin
-    return Header(offsets, shapes, end, notes)
+    return Header(offsets, shapes, end, notes, dtypes)
 
 
-def _entry(shape: Sequence[int], begin: int, end: int) -> dict[str, object]:
-    return {"dtype": DTYPE, "shape": list(shape), "data_offsets": [begin, end]}
+def _entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
 def _parse(text: bytes | bytearray | memoryview) -> tuple[dict[str, Any], dict[str, str]]:

@@ -33,6 +33,7 @@ from model_export.capacity import layer_activations, layer_macs
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.layers import LayerGraph, find_layer, split_layers
+from model_export.lifetimes import step_memory
 from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
@@ -183,6 +184,8 @@ def _write(
         boundaries=(),
         tiers={},
         weights=file_ref(directory, WEIGHTS_NAME),
+        classes=source.classes,
+        preprocessing=source.preprocessing,
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -302,7 +305,7 @@ def _write_boundary(
         name = f"train.{stem}.onnx"
         model = training_graph(graph, suffix, source.loss, boundary.last_steps)
         (directory / name).write_bytes(serialise(model))
-        boundary = replace(boundary, train=file_ref(directory, name))
+        boundary = replace(boundary, train=file_ref(directory, name), step_memory=step_memory(model))
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")
         boundary = replace(boundary, ort_training=refs)

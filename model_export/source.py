@@ -20,6 +20,7 @@ from torch import nn
 from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import InputError
 from federation.manifest import Loss, LossName, Source
+from federation.preprocessing import Preprocessing
 from model_export.capture import Captured, capture_torch
 from model_export.errors import ExportError
 from model_export.shapes import sample_input
@@ -45,6 +46,8 @@ class ModelSource:
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     build: Callable[[], nn.Module] | None = None  # PyTorch sources
     build_narrow: Callable[[float], nn.Module] | None = None  # those that can keep a share of their channels
+    classes: tuple[str, ...] | None = None  # names of the classes, in the order of their numbers
+    preprocessing: Preprocessing | None = None  # how stored values become inputs
 
     def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
         """Random input of the right shape and type."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from edge_runtime.bundle_files import map_weights, read_manifest
 from federation.manifest import Manifest
+from federation.preprocessing import PLAIN
 from federation.space import Vector
 from model_export.errors import ExportError
 from model_export.graph import PRODUCER, serialise
@@ -19,7 +22,10 @@ MOST_BYTES = 2**31 - 2**20  # what fits into one protobuf message
 
 
 def write_onnx(directory: Path, path: Path) -> None:
-    """The whole model as one forward graph with its weights inside: input `input`, output `output`."""
+    """The whole model as one forward graph with its weights inside: input `input`, output `output`.
+
+    Its metadata says what a program that runs it has to know: names of the classes, and how values become inputs.
+    """
     manifest = read_manifest(directory)
     if manifest.weights.bytes > MOST_BYTES:
         raise ExportError(f"{manifest.weights.bytes} bytes of weights do not fit into one ONNX file; use the bundle")
@@ -48,7 +54,23 @@ def write_onnx(directory: Path, path: Path) -> None:
     graph = helper.make_graph(nodes, manifest.name, first.graph.input, last.graph.output, constants)
     made = helper.make_model(graph, opset_imports=first.opset_import, producer_name=PRODUCER)
     made.ir_version = first.ir_version
+    helper.set_model_props(made, metadata(manifest))
     path.write_bytes(serialise(made))
+
+
+def metadata(manifest: Manifest) -> dict[str, str]:
+    """Describe input and output: JSON under names that ONNX's `metadata_props` takes."""
+    shape, dtype = manifest.input.shape, manifest.input.dtype
+    image = len(shape) == 3 and shape[0] in (1, 3) and dtype.startswith("float")
+    layout = {"layout": "NCHW", "channels": "RGB" if shape[0] == 3 else "grey"} if image else {}
+    facts: dict[str, Any] = {"input": {"dtype": dtype, "shape": shape, **layout}, "loss": manifest.loss.name}
+    if manifest.classes is not None:
+        facts["classes"] = manifest.classes
+    if dtype.startswith("float"):
+        own = manifest.preprocessing or PLAIN
+        scale = {"uint8": own.factor(np.dtype(np.uint8)), "other": own.factor(np.dtype(np.float32))}
+        facts["preprocessing"] = {"scale": scale, "mean": own.mean or (0.0,), "std": own.std or (1.0,)}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
 
 
 def _rename(node: onnx.NodeProto, renamed: object) -> None:

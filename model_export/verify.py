@@ -143,13 +143,13 @@ def _oracle(
     source: ModelSource | None,
     width: float | None = None,
 ) -> Oracle:
-    source = source or _reloaded(manifest, reference)
+    source = source or rebuild_source(manifest, reference)
     if width is not None:
         source = narrow_source(source, width)
     return OnnxOracle(source, manifest) if source.build is None else TorchOracle(source, manifest, vector)
 
 
-def _reloaded(manifest: Manifest, reference: str | None) -> ModelSource:
+def rebuild_source(manifest: Manifest, reference: str | None = None) -> ModelSource:
     """Build the source of a bundle again, from where it is now."""
     origin = manifest.source
     if reference:
@@ -220,7 +220,7 @@ def _compare_boundary(
         vector = natural if result.inputs < NATURAL_INPUTS else oracle.calm(boundary, natural)
         expected = oracle.step(boundary, sample.x, sample.labels, sample.seed, vector)
         if expected is not None:
-            result.add(_step_errors(run(sample, vector), expected))
+            result.add(step_errors(run(sample, vector), expected))
         elif engine == "portable":
             result.add(_errors_by_differences(run, sample, vector))
         else:
@@ -229,7 +229,8 @@ def _compare_boundary(
     return result
 
 
-def _step_errors(found: StepResult, expected: StepResult) -> dict[tuple[str, str], float]:
+def step_errors(found: StepResult, expected: StepResult) -> dict[tuple[str, str], float]:
+    """Measure how far a step is from the expected one: (kind, tensor) -> relative error."""
     errors = {("loss", "loss"): abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-6)}
     sizes = {name: float(np.abs(g).max()) for name, g in expected.gradients.items() if g.size}
     largest = max(sizes.values(), default=1.0)

@@ -116,13 +116,18 @@ class Devices:
         vectors: dict[str, Vector],
         folder: Path,
         train: TrainGroup,
+        score: Callable[[str], dict[str, Any]] = lambda device: {},
         look: Callable[[int, Vector], None] = lambda slot, weights: None,
     ) -> None:
-        """`vectors` are the server's, read where they lie; `look` sees whole local models that are to be compared."""
+        """`vectors` are the server's, read where they lie; `score` scores them on what a device holds out.
+
+        `look` sees whole local models that are to be compared.
+        """
         self.manifest = manifest
         self.vectors = vectors
         self.folder = folder
         self.train = train
+        self.score = score
         self.look = look
         self.engine = RoundEngine(plan, manifest)
 
@@ -167,7 +172,9 @@ class Devices:
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
         own = traffic_of(sent, self._by_layer([frozen, *server.received]))
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
-        report = dict(vars(replace(outcome.report, lost_state=start.device.lost, bytes=moved)))
+        evaluation = self.score(seat.device) if seat.task.evaluate else {}
+        told = replace(outcome.report, lost_state=start.device.lost, bytes=moved, evaluation=evaluation)
+        report = dict(vars(told))
         done.traffic += own
         done.sums.fold(update, body, self.engine.weight(int(report["samples"])), seat.count, report)
         done.arrived.append(seat.slot)

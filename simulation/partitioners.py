@@ -190,7 +190,9 @@ class NaturalIdPartitioner:
     ) -> list[Numbers]:
         rng = _prepare(labels, num_partitions, seed)
         if groups is None:
-            raise DataError("this data set has no natural groups; expected one with writers or films, femnist or imdb")
+            raise DataError(
+                "the data has no natural groups; expected femnist, imdb, or your own .npz file with an array groups"
+            )
         if groups.shape != labels.shape:
             raise DataError(f"expected one group per sample, got {len(groups)} for {len(labels)}")
         _, which = np.unique(groups, return_inverse=True)

@@ -248,7 +248,7 @@ class _WorkerProcess:
         self.process.join(END_LIMIT)
         code = self.process.exitcode
         how = f"ended by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        hint = " (out of memory?)" if code == -9 else ""
         return WorkerError(f"worker {self.number} {how}{hint} at {json.dumps(self._task)[:120]}")
 
     def __enter__(self) -> _WorkerProcess:

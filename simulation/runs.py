@@ -75,6 +75,11 @@ class Run:
         return self.rounds[-1].get("loss") if self.rounds else None
 
     @property
+    def stopped(self) -> str | None:
+        """Why the run ended before its last round, if the job's [evaluate] ended it."""
+        return self.rounds[-1].get("stopped") if self.rounds else None
+
+    @property
     def _accuracies(self) -> Floats:
         values = self.values("accuracy")
         return values[np.isfinite(values)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data import Samples
+from edge_runtime.data import TrainingSamples
 
 Numbers = NDArray[np.int64]
 _CHUNK = 1024
@@ -40,11 +40,11 @@ class SharedSamples:
         return self.inputs[rows], self.all_labels[rows]
 
 
-def convert(samples: Samples) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Convert all inputs and labels to what the model takes."""
-    first, labels = samples.batch(np.arange(min(1, len(samples))))
-    inputs = np.empty((len(samples), *first.shape[1:]), first.dtype)
-    for start in range(0, len(samples), _CHUNK):
-        numbers = np.arange(start, min(start + _CHUNK, len(samples)))
-        inputs[numbers] = samples.batch(numbers)[0]
-    return inputs, np.ascontiguousarray(samples.labels, labels.dtype)
+def convert(samples: TrainingSamples, chosen: Numbers | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Convert inputs and labels of some samples, or of all, to what the model takes."""
+    numbers = np.arange(len(samples)) if chosen is None else chosen
+    first, labels = samples.batch(numbers[:1])
+    inputs = np.empty((len(numbers), *first.shape[1:]), first.dtype)
+    for start in range(0, len(numbers), _CHUNK):
+        inputs[start : start + _CHUNK] = samples.batch(numbers[start : start + _CHUNK])[0]
+    return inputs, np.ascontiguousarray(samples.labels[numbers], labels.dtype)

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.bundle_files import map_weights, write_weights
+from edge_runtime.data.load import Data
 from edge_runtime.machine import describe_device
 from edge_runtime.state_file import load_state, save_state
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
+from federation.best_version import find_best, reason_to_stop
 from federation.decode import decode
 from federation.errors import InputError
 from federation.job import Plan, plan_to
@@ -33,7 +35,7 @@ from federation.traffic import Link, Traffic, total_of
 from simulation.assignment import Assigner
 from simulation.datasets import Dataset
 from simulation.devices import Share
-from simulation.fleet import SamplesXY, SimulatedFleet, open_fleet
+from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.own_rules import can_travel, own_rules
 from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
 from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
@@ -43,15 +45,18 @@ from simulation.svcca import compare_saved
 CHECKPOINT_SECONDS = 20.0
 SCORED, MOST_SCORES = 256, 32  # test samples that go through the model at once; parts that are scored apart
 Progress = Callable[[str, int, int], None]  # what, done, total
+OnRound = Callable[[Record], None]
 OpenPool = Callable[[WorkerSpec, int], Pool]
 
 
 def simulate(
     plan: Plan,
     bundle: Path | str,
-    data: str | Dataset | SamplesXY | None = None,
+    data: Data | Dataset | None = None,
     *,
-    test_data: SamplesXY | None = None,
+    test_data: Data | None = None,
+    test_share: float | None = None,
+    label: str | None = None,
     data_dir: Path | None = None,
     devices: int | None = None,
     tiers: Mapping[str, int] | None = None,
@@ -67,11 +72,14 @@ def simulate(
     link: Link | None = None,
     stop_at: float | None = None,
     on_progress: Progress = lambda what, done, total: None,
+    on_round: OnRound = lambda record: None,
 ) -> Run:
     """Run a job on simulated devices. The same seed gives the same result, whatever the number of processes.
 
-    data: a pair of arrays (inputs, one integer label each), or the name of a data set below `data_dir`; without it the
-        job's. Of arrays a fifth is held out for testing, unless there is `test_data`.
+    data: what a device takes: a pair of arrays, FILE.npz, FILE.csv (`label` is its column), a folder of images by class
+        or FILE.py:NAME; or the name of a data set below `data_dir`; without it the job's.
+    test_data, test_share: own data for testing in any of these forms, or the share that is held out for it (a fifth),
+        the same share of each class and the same samples for every seed.
     devices, tiers, partition: how many devices, how many of which tier, how samples are dealt ("iid", "dirichlet" with
         {"alpha": 0.1} as constants, ...). What is not given is as in the job's table [simulate].
     engine: "torch" (fast), "portable" (the graphs that devices run) or "auto": torch where it is installed and the
@@ -82,11 +90,12 @@ def simulate(
     evaluate_every: rounds between scores on the test data; 0: none. Likewise for measurements of every layer and for
         comparisons of all local models by SVCCA.
     stop_at: an accuracy at which the run ends early.
+    on_round: called with the record of each round when it is over; not again for rounds of a run that goes on.
     """
     on_progress("read the data", 0, 1)
-    given: dict[str, Any] = {"devices": devices, "partitioner": partition, "partition": partition_constants}
-    if test_data is not None and not isinstance(data, tuple):
-        raise InputError("test_data: a data set by name has test data of its own; expected a pair of arrays as data")
+    constants = partition_constants if partition is None else dict(partition_constants or {})
+    given: dict[str, Any] = {"devices": devices, "partitioner": partition, "partition": constants}
+    given |= {"test_share": test_share, "label": label}
     if tiers is not None:
         counts = dict(tiers) if isinstance(tiers, Mapping) else {}
         if not counts or not all(isinstance(count, int) and count >= 0 for count in counts.values()):
@@ -106,7 +115,7 @@ def simulate(
     options = Options(engine, count, pool, evaluate_every, layers_every, svcca_every, link, stop_at)
     with contextlib.ExitStack() as stack:
         place = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="embrace-run-"))
-        run = Simulation(fleet, Path(place), options).run(on_progress)
+        run = Simulation(fleet, Path(place), options).run(on_progress, on_round)
         return run if folder else run.in_memory()
 
 
@@ -158,12 +167,12 @@ class Simulation:
         weights = map_weights(fleet.bundle / self.manifest.weights.name, self.manifest.space)
         profiles = {device.id: device.profile for device in fleet.devices}
         self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
-        samples = {device.id: len(device.numbers) for device in fleet.devices}
+        samples = {device.id: len(device.trained) for device in fleet.devices}
         self.assigner = Assigner(self.manifest, samples, options.engine == "torch", options.workers)
         self.records: list[Record] = []
         self.saved = 0  # the round that the checkpoint goes on with
 
-    def run(self, progress: Progress = lambda what, done, total: None) -> Run:
+    def run(self, progress: Progress = lambda what, done, total: None, on_round: OnRound = lambda record: None) -> Run:
         """Do every round that is still to come; return the whole run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +183,7 @@ class Simulation:
         if not self._finished():
             pool = self._open_pool()
             try:
-                self._rounds(pool, progress)
+                self._rounds(pool, progress, on_round)
             finally:
                 pool.close()
             self._save(final=True)
@@ -190,7 +199,10 @@ class Simulation:
             "folder": str(self.folder),
             "engine": self.options.engine,
             "vectors": list(vectors),
-            "devices": [[d.id, int(a), int(b)] for d, a, b in zip(self.fleet.devices, ends, ends[1:])],
+            "devices": [
+                [device.id, int(first), int(end) - len(device.held_out), int(end)]
+                for device, first, end in zip(self.fleet.devices, ends, ends[1:])
+            ],
         }
         size, tracks = self.manifest.space.size, 1 + len(self.plan.choices.tracks)
         shared = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
@@ -206,12 +218,15 @@ class Simulation:
             pool.share(name, array)
         return pool
 
-    def _rounds(self, pool: Pool, progress: Progress) -> None:
+    def _rounds(self, pool: Pool, progress: Progress, on_round: OnRound) -> None:
         saved = time.monotonic()
         while not self._finished():
             number = self.server.state.number
             progress(f"round {number + 1}", number, self.plan.num_rounds)
-            self._record(self._round(pool))
+            line = self._round(pool)
+            why = self._why_to_stop([*self.records, line])
+            self._record(line if why is None else {**line, "stopped": why})
+            on_round(self.records[-1])
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
@@ -220,7 +235,21 @@ class Simulation:
     def _finished(self) -> bool:
         best = max((line["accuracy"] for line in self.records if line.get("accuracy") is not None), default=0.0)
         reached = self.options.stop_at is not None and best >= self.options.stop_at
-        return reached or self.server.state.number >= self.plan.num_rounds
+        stopped = self._why_to_stop(self.records) is not None
+        return reached or stopped or self.server.state.number >= self.plan.num_rounds
+
+    def _why_to_stop(self, records: Sequence[Record]) -> str | None:
+        """Say why the run ends early, as the job's [evaluate] wants; the coordinator asks the same function."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for line in records:
+            own, theirs = line["round"] + 1, line.get("evaluation", {})
+            values = {"accuracy": (own, line.get("accuracy")), "mean_loss": (own, line.get("test_loss"))}
+            values |= {f"device_{key}": (line["round"], theirs.get(key)) for key in ("accuracy", "mean_loss")}
+            for metric, (version, value) in values.items():
+                found.setdefault(metric, []).extend([] if value is None else [(version, value)])
+        evaluate, scores = self.plan.evaluate, {metric: rows for metric, rows in found.items() if rows}
+        best = find_best(evaluate.metric, scores)
+        return None if best is None else reason_to_stop(evaluate.stop_rule, best.metric, scores[best.metric])
 
     def _round(self, pool: Pool) -> dict[str, Any]:
         began, server, number = time.perf_counter(), self.server, self.server.state.number
@@ -244,6 +273,9 @@ class Simulation:
         line = {"round": number, **_summary(reports), "failures": len(failures)}
         if self.options.link:
             line["link_seconds"] = max(map(partial(_exchange_seconds, self.options.link), reports), default=0.0)
+        answers = ((row["boundary"], (row["samples"], 0, row)) for row in reports)
+        if (scores := server.engine.device_scores(answers)) is not None:
+            line["evaluation"] = {"version": number, **scores}
         if self._due(self.options.evaluate_every, number):
             score = self._score(pool)
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
@@ -273,7 +305,7 @@ class Simulation:
         """Write what the run is, or see that the folder has the same one."""
         about: dict[str, Any] = {
             "name": self.plan.name or self.plan.algorithm or self.manifest.name,
-            "job": {**plan_to(self.plan, own_rules=True), "simulate": asdict(self.fleet.table)},
+            "job": {**plan_to(self.plan, own_rules=True), "simulate": self.fleet.table.to_json()},
             "engine": self.options.engine,
             "machine": describe_device(),
         }

@@ -1,6 +1,7 @@
 """Do the work of one process of a simulation: train its share of a round's devices, or score some test samples.
 
-settings    {"bundle", "plan", "rules", "folder", "engine", "vectors": names, "devices": [[id, first, end], ...]}
+settings    {"bundle", "plan", "rules", "folder", "engine", "vectors": names, "devices": [[id, first, held, end], ...]}
+            of a device's numbers those from `held` on are held out
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
 job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
 slot        sums [tracks, P]
@@ -9,6 +10,7 @@ answer      {"done": ..., "totals": {track: the rest of its sums}}  or  {"score"
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import weakref
@@ -94,11 +96,13 @@ class FleetWorker:
         self.bundle = Path(settings["bundle"])
         self.manifest = read_manifest(self.bundle)
         self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
-        self._places = {device: (first, end) for device, first, end in settings["devices"]}
+        self._places = {device: places for device, *places in settings["devices"]}
         self._engine: FleetEngine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
         self._resolve = resolver(settings["rules"])
         self._plan = plan_from(settings["plan"], self._resolve)
-        self._devices = Devices(self._plan, self.manifest, self.vectors, self.folder, self._engine.train, self._look)
+        self._devices = Devices(
+            self._plan, self.manifest, self.vectors, self.folder, self._engine.train, self._score_held_out, self._look
+        )
         self._calibrated: tuple[int, Vector] | None = None  # with the version it was computed from
 
     def work(self, job: Json, slot: Arrays) -> Json:
@@ -123,9 +127,20 @@ class FleetWorker:
 
     def samples(self, device: str) -> SharedSamples:
         """Return the training samples of a device."""
-        first, end = self._places[device]
+        first, held, _ = self._places[device]
+        return self._samples(device, first, held)
+
+    def _samples(self, device: str, first: int, end: int) -> SharedSamples:
         numbers = self.shared["numbers"][first:end]
         return SharedSamples(self.shared["inputs"], self.shared["labels"], numbers, device)
+
+    def _score_held_out(self, device: str) -> dict[str, Any]:
+        """Score the version of the round as the device would, on what it never trains on."""
+        _, held, end = self._places[device]
+        if held == end:
+            return {}
+        found = self._engine.score(self._samples(device, held, end), self.vectors[MODEL])
+        return asdict(found) if math.isfinite(found.loss) else {}
 
     def _score(self, part: Sequence[int], version: int) -> Score:
         """Score the global weights on some of the test samples."""

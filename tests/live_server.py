@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,14 +137,16 @@ def send_update(device: httpx.Client, task: str, report: dict[str, Any] | None =
 
 
 @contextmanager
-def live_server(directory: Path, *options: str, **settings: object) -> Iterator[LiveServer]:
+def live_server(
+    directory: Path, *options: str, command: Sequence[str] = (sys.executable, "-m", "embrace"), **settings: object
+) -> Iterator[LiveServer]:
     """`embrace serve` on a free port; settings go by the environment. It is ended at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     data, log, out = directory / "data", directory / "log", directory / "out"
     own = {f"EMBRACE_{name.upper()}": str(value) for name, value in settings.items()}
     with log.open("w") as errors, out.open("w") as screen:
         process = subprocess.Popen(
-            [sys.executable, "-m", "embrace", "serve", "--data", str(data), "--port", "0", *options],
+            [*command, "serve", "--data", str(data), "--port", "0", *options],
             cwd=ROOT,
             env={**os.environ, "COLUMNS": "300", **own},
             stdout=screen,

@@ -3,6 +3,8 @@
 All engines run in one process, on the same data, with the same number of threads, taking turns (A B C, B C A, …), so
 that whatever else the machine does meets all of them alike, and none always finds the caches as another left them.
 Ratios are medians over rounds, each round compared with itself.
+
+A bundle is timed as it is, and needs no PyTorch; any other model is exported first.
 """
 
 from __future__ import annotations
@@ -10,28 +12,29 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
-import torch
-from torch import nn
 
-from edge_runtime.bundle_files import map_weights
-from edge_runtime.engine.choose import open_step
+from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
+from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
-from federation.errors import InputError, MissingPackage, VerificationError
-from federation.manifest import Boundary, Loss, Manifest
-from model_export.bundle import Choices, export_bundle
-from model_export.oracle import random_labels, seeded_dropout, short_memory, torch_loss
-from model_export.source import ModelSource, load_source
+from edge_runtime.measure import random_inputs, random_labels_of
+from federation.errors import EmbraceError, InputError, VerificationError
+from federation.manifest import Boundary, Manifest
+from federation.narrow import take_corners
+
+if TYPE_CHECKING:
+    from bench.device.torch_step import TorchReference
 
 WARM_UP = 3
 SEED = 1
@@ -83,34 +86,40 @@ def bench_step(
     rounds: int = 30,
     progress: Progress = lambda what, done, total: None,
 ) -> StepReport:
-    """Export a model to a temporary directory and time its boundaries: NAME,… or 'tiers' or 'all'."""
-    source = load_source(reference)
+    """Time boundaries (NAME,… or 'tiers' or 'all') of a bundle's directory, or of a model that is exported first."""
     notes: list[str] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            directory = Path(folder) / "bundle"
-            manifest = _export(source, directory, boundaries, notes, progress)
-            chosen = _chosen(source, manifest, boundaries)
-            case = _Case(source, manifest, directory, batch, threads)
-            timings = []
-            for number, (boundary, tiers) in enumerate(chosen):
-                steps = _steps(case, boundary, notes)
-                _check_losses(case, boundary, steps)
-                timing = Timing(boundary.name, tiers, {name: [] for name in steps})
-                for turn in range(-WARM_UP, rounds):
-                    progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
-                    for name, step in _rotated(list(steps.items()), turn):
-                        started = time.perf_counter()
-                        step()
-                        if turn >= 0:
-                            timing.rounds[name].append(1e3 * (time.perf_counter() - started))
-                timings.append(timing)
-    finally:
-        torch.set_num_threads(before)
-    versions = {"torch": torch.__version__, "onnxruntime": onnxruntime.__version__}
-    return StepReport(source.name, batch, threads, versions, timings, [*manifest.notes, *notes])
+    with ExitStack() as stack:
+        directory = Path(reference)
+        if directory.is_dir():
+            manifest = read_manifest(directory)
+            check_bundle(directory, manifest)
+            chosen = _chosen(manifest, boundaries)
+        else:
+            from bench.device.torch_step import export_for_steps
+
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bundle"
+            manifest, chosen = export_for_steps(reference, directory, boundaries, notes, progress)
+        module = _torch_reference(directory, manifest, notes)
+        if module is not None:
+            from bench.device.torch_step import torch_threads
+
+            stack.enter_context(torch_threads(threads))
+        case = _Case(manifest, directory, batch, threads, module)
+        timings = []
+        for number, (boundary, tiers) in enumerate(chosen):
+            steps = case.steps(boundary, notes)
+            timing = Timing(boundary.name, tiers, {name: [] for name in steps})
+            for turn in range(-WARM_UP, rounds):
+                progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
+                for name, step in _rotated(list(steps.items()), turn):
+                    started = time.perf_counter()
+                    step()
+                    if turn >= 0:
+                        timing.rounds[name].append(1e3 * (time.perf_counter() - started))
+            timings.append(timing)
+    versions = {} if module is None else {"torch": module.version}
+    versions["onnxruntime"] = onnxruntime.__version__
+    return StepReport(manifest.name, batch, threads, versions, timings, [*manifest.notes, *notes])
 
 
 def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
@@ -119,168 +128,90 @@ def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
     return items[start:] + items[:start]
 
 
-def _export(source: ModelSource, directory: Path, boundaries: str, notes: list[str], progress: Progress) -> Manifest:
-    engines = ["portable"]
-    if is_available():
-        engines.append("ort-training")
-    else:
-        notes.append(f"ort-training: {MissingPackage('onnxruntime-training-cpu', 'ort-training')}")
-    splits: Sequence[str] = () if boundaries == "all" else list(_splits(source, boundaries))
-    return export_bundle(source, directory, Choices(splits=splits, engines=engines), progress)
-
-
-def _splits(source: ModelSource, boundaries: str) -> dict[str, list[str]]:
-    """Boundaries as `embrace export --split` takes them, with their tiers; '' is the whole model."""
-    tiers: dict[str, list[str]] = {}
-    for tier, place in source.tiers.items():
-        tiers.setdefault(f"{place.boundary}@{place.last_steps}" if place.last_steps else place.boundary, []).append(
-            tier
-        )
-    if boundaries in ("tiers", "all"):
-        return tiers
-    by_tier = {tier: split for split, names in tiers.items() for tier in names}
-    wanted = [by_tier.get(name.strip(), name.strip()) for name in boundaries.split(",") if name.strip()]
+def _chosen(manifest: Manifest, boundaries: str) -> list[tuple[Boundary, list[str]]]:
+    """Find the boundaries of a bundle to time, input side first, each with its tiers."""
+    wanted = {boundary.name for boundary in manifest.boundaries}
+    if boundaries == "tiers":
+        wanted = set(manifest.tiers.values())
+    elif boundaries != "all":
+        wanted = {manifest.boundary(name.strip()).name for name in boundaries.split(",") if name.strip()}
     if not wanted:
         raise InputError("--boundaries: expected names separated by commas, 'tiers' or 'all'")
-    return {name: tiers.get(name, []) for name in wanted if name != "strong"}
+    return [
+        (boundary, [tier for tier, name in manifest.tiers.items() if name == boundary.name])
+        for boundary in manifest.boundaries
+        if boundary.name in wanted
+    ]
 
 
-def _chosen(source: ModelSource, manifest: Manifest, boundaries: str) -> list[tuple[Boundary, list[str]]]:
-    """The boundaries to time, input side first, each with its tiers."""
-    tiers: dict[str, list[str]] = {manifest.boundaries[0].name: ["strong"]}
-    splits = _splits(source, boundaries)
-    for split, names in splits.items():
-        tiers.setdefault(_find(manifest, split).name, []).extend(names)
-    named = boundaries not in ("tiers", "all") and "strong" not in boundaries.split(",")
-    wanted = {_find(manifest, split).name for split in splits} if named else set(tiers)
-    return [(b, tiers.get(b.name, [])) for b in manifest.boundaries if boundaries == "all" or b.name in wanted]
+def _torch_reference(directory: Path, manifest: Manifest, notes: list[str]) -> TorchReference | None:
+    """Build the bundle's source again to compare with, where that is possible."""
+    if find_spec("torch") is None:
+        notes.append("torch: not installed, so PyTorch is not timed")
+        return None
+    from bench.device.torch_step import TorchReference
 
-
-def _find(manifest: Manifest, split: str) -> Boundary:
-    """The boundary that a split became: a module's name stands for its first layer, or for the one it lies in."""
-    name, _, steps = split.partition("@")
-    fitting = [b for b in manifest.boundaries if b.last_steps == (int(steps) if steps else None)]
-    plain = {boundary.name.partition("@")[0]: boundary for boundary in fitting}
-    inside = (boundary for other, boundary in plain.items() if other.startswith(f"{name}."))
-    around = (boundary for other, boundary in plain.items() if name.startswith(f"{other}."))
-    return plain.get(name) or next(inside, None) or next(around, None) or manifest.boundary(split)
+    try:
+        return TorchReference(directory, manifest)
+    except EmbraceError as error:
+        notes.append(f"torch: {error}; so PyTorch is not timed")
+        return None
 
 
 class _Case:
-    """The data of a measurement: one random batch as it arrives at every layer."""
-
-    def __init__(self, source: ModelSource, manifest: Manifest, directory: Path, batch: int, threads: int) -> None:
-        self.manifest = manifest
-        self.directory = directory
-        self.settings = RuntimeSettings(threads)
-        self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
-        self.labels = random_labels(manifest, batch, SEED)
-        self.entering = [source.sample(batch, SEED)]
-        for layer in manifest.layers[:-1]:
-            self.entering.append(LayerForward(directory / layer.forward.name, self.settings)(self.entering[-1]))
-        self.source = source
-
-
-def _steps(case: _Case, boundary: Boundary, notes: list[str]) -> dict[str, Step]:
-    """Each engine that can train from this boundary."""
-    steps: dict[str, Step] = {}
-    x, labels = case.entering[boundary.layer], case.labels
-    suffix = None
-    if case.source.build is not None:  # a fresh module each time: a step moves its statistics
-        suffix = suffix_module(case.source.module(), case.entering[0], x, boundary.layer)
-    if suffix is not None:
-        steps["torch"] = TimedTorchStep(suffix, case.manifest.loss, x, labels, boundary.last_steps)
-    else:
-        notes.append(f"torch: no part of the module starts at {boundary.name}, so PyTorch is not timed there")
-    for engine in ("portable", "ort-training") if boundary.ort_training else ("portable",):
-        step = open_step(case.directory, case.manifest, boundary, engine, case.settings)
-        step.parameters[:] = case.vector[step.suffix]
-        steps[engine] = partial(step.run, x, labels, SEED)
-    return steps
-
-
-class TimedTorchStep:
-    """PyTorch eager on the trained part alone: its input is the stored activation and needs no gradient."""
+    """The data of a measurement: one random batch as it arrives at every layer, and every engine's step on it."""
 
     def __init__(
-        self,
-        suffix: nn.Module,
-        loss: Loss,
-        x: np.ndarray[Any, Any],
-        labels: np.ndarray[Any, Any],
-        last_steps: int | None,
+        self, manifest: Manifest, directory: Path, batch: int, threads: int, module: TorchReference | None
     ) -> None:
-        self.suffix = suffix.train()
-        self.loss = loss
-        self.last_steps = last_steps
-        self.x = torch.from_numpy(x)
-        self.labels = torch.from_numpy(labels)
+        self.manifest = manifest
+        self.directory = directory
+        self.module = module
+        self.settings = RuntimeSettings(threads)
+        self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
+        self.labels = random_labels_of(manifest, batch)
+        self.entering = [random_inputs(manifest.input, batch, manifest.vocabulary)]
+        for layer in manifest.layers[:-1]:
+            self.entering.append(LayerForward(directory / layer.forward.name, self.settings)(self.entering[-1]))
 
-    def __call__(self) -> float:
-        self.suffix.zero_grad(set_to_none=True)
-        with short_memory(self.last_steps):
-            predictions = self.suffix(self.x)
-        value = torch_loss(self.loss, predictions, self.labels)
-        value.backward()
-        return value.item()
+    def steps(self, boundary: Boundary, notes: list[str]) -> dict[str, Step]:
+        """Open each engine that can train from this boundary, and check that all do the same work: the same loss."""
+        steps: dict[str, Step] = {}
+        losses: dict[str, float] = {}
+        x = self.entering[boundary.layer]
+        if self.module is not None:
+            own = self.module.step(boundary, self.entering[0], x, self.labels)
+            if own is not None:
+                steps["torch"] = own
+                losses["torch"] = self.module.loss(own, boundary, SEED)
+            else:
+                notes.append(f"torch: no part of the module starts at {boundary.name}, so PyTorch is not timed there")
+        for engine in self._engines(boundary, notes):
+            step = open_step(self.directory, self.manifest, boundary, engine, self.settings)
+            vector = self.vector
+            if boundary.narrow is not None:
+                vector = take_corners(self.manifest.space, vector, boundary.space(self.manifest))
+            step.parameters[:] = vector[step.suffix]
+            steps[engine] = partial(step.run, x, self.labels, SEED)
+            losses[engine] = steps[engine]()
+        if not losses.keys() - {"torch"}:
+            raise InputError(f"boundary {boundary.name}: no engine that is installed here can train from it")
+        _check_losses(boundary, losses)
+        return steps
+
+    def _engines(self, boundary: Boundary, notes: list[str]) -> list[EngineName]:
+        found: list[EngineName] = ["portable"] if boundary.train else []
+        if boundary.ort_training and is_available():
+            found.append("ort-training")
+        elif boundary.ort_training:
+            notes.append(f"ort-training: not installed, so it is not timed at {boundary.name}")
+        return found
 
 
-def _check_losses(case: _Case, boundary: Boundary, steps: Mapping[str, Step]) -> None:
-    """Check that all engines do the same work: same loss, with the same dropout masks."""
-    skipped = sum(layer.dropouts for layer in case.manifest.layers[: boundary.layer])
-    losses = {}
-    for name, step in steps.items():
-        with seeded_dropout(SEED, skip=skipped, count=skipped) if name == "torch" else nullcontext():
-            losses[name] = step()
-    expected = losses["portable"]
+def _check_losses(boundary: Boundary, losses: dict[str, float]) -> None:
+    first, expected = next((name, loss) for name, loss in losses.items() if name != "torch")
     for name, loss in losses.items():
         if not abs(loss - expected) <= TOLERANCE * max(abs(expected), 1.0):
             raise VerificationError(
-                f"boundary {boundary.name}: {name} has the loss {loss:.6f}, portable {expected:.6f}; not timed"
+                f"boundary {boundary.name}: {name} has the loss {loss:.6f}, {first} {expected:.6f}; not timed"
             )
-
-
-def suffix_module(
-    module: nn.Module, x: np.ndarray[Any, Any], activation: np.ndarray[Any, Any], layer: int
-) -> nn.Module | None:
-    """The part of a module that turns a boundary's activation into predictions; None if no such part is a module.
-
-    The module's children are taken as run one after the other, nested `Sequential`s opened; whether they are, and
-    where the boundary lies among them, is decided by running them and looking at the values.
-    """
-    if layer == 0:
-        return module
-    pieces = _stages(module)
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            value, found, moving = torch.from_numpy(x), None, True
-            for number, piece in enumerate(pieces):
-                if found is not None and isinstance(piece, nn.Dropout):
-                    moving = False  # does nothing here, but belongs to what follows it
-                try:
-                    value = piece(value)
-                except (RuntimeError, TypeError, ValueError):  # the children do not run in this order
-                    return None
-                if moving and _same(value, activation):
-                    found = number + 1  # the last one: reshaping in between changes nothing
-            if found is None or not _same(value, module(torch.from_numpy(x)).numpy()):
-                return None
-    finally:
-        module.train(training)
-    return nn.Sequential(*pieces[found:])
-
-
-def _stages(module: nn.Module) -> list[nn.Module]:
-    found: list[nn.Module] = []
-    for child in module.children():
-        found += _stages(child) if isinstance(child, nn.Sequential) else [child]
-    return found
-
-
-def _same(value: Any, expected: np.ndarray[Any, Any]) -> bool:
-    """Compare two samples: equal but for rounding and shape."""
-    if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected.shape:
-        return False
-    return bool(np.abs(value.numpy() - expected).max() <= 1e-3 * max(float(np.abs(expected).max()), 1e-6))

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.device.step import TimedTorchStep, suffix_module
+from bench.device.torch_step import TimedTorchStep, suffix_module
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.measure import RATE, answer_request, random_inputs, random_labels_of
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.errors import BundleError
 from federation.manifest import Boundary, Manifest
-from model_export.source import reload_source
+from model_export.verify import rebuild_source
 
 SAMPLES = 2  # enough to find out which modules stand behind the boundary
 
@@ -58,14 +58,7 @@ def measure_torch(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trained_part(directory: Path, manifest: Manifest, boundary: Boundary) -> nn.Module:
-    source = reload_source(
-        manifest.source,
-        input_shape=manifest.input.shape,
-        input_dtype=manifest.input.dtype,
-        vocabulary=manifest.vocabulary,
-        loss=manifest.loss,
-        batch=manifest.batch,
-    )
+    source = rebuild_source(manifest)
     first = entering = source.sample(SAMPLES)
     for layer in manifest.layers[: boundary.layer]:
         entering = LayerForward(directory / layer.forward.name)(entering)

@@ -3,6 +3,9 @@
 A request at work takes far more memory than one that waits, so those that are past authentication take places. A
 request whose client sends its body or reads its answer slowly loses its place and goes on without, so that no other
 client waits for it. Long polls, event streams and clients without a valid token take no place.
+
+Of a client without a valid token a body is read for an enrolment only, within seconds, and an address may have a few of
+these at once. Whose token it is, is found out before that: no such client keeps a device from being recognised.
 """
 
 from __future__ import annotations
@@ -21,17 +24,29 @@ from sqlalchemy.exc import OperationalError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.auth import IDENTITY, Identity, look_up, recognise
-from coordinator.api.limits import ClientLimits, Transfer, body_bound, refuse_head, refuse_length
+from coordinator.api.limits import (
+    UNKNOWN_SECONDS,
+    ClientLimits,
+    Transfer,
+    address_of,
+    body_bound,
+    has_body,
+    refuse_head,
+    refuse_length,
+)
 from coordinator.api.problems import database_problem, problem
 
 PLACES = 16
+UNKNOWN_OF_ADDRESS = 32  # requests at once of clients without a valid token
+LOOK_UPS_OF_ADDRESS = 128  # tokens of clients that the coordinator does not know yet, looked up or waiting for it
 LOOK_UPS = 2  # tokens that the database is asked for at a time: threads stay for devices that are known
 PATIENCE = 0.25  # seconds in which a request has to move so many bytes, or it loses its place
 LEAST_MOVED = 1 << 16
 LONGEST_WAIT = 1.0  # seconds for a place
 PLACE = "embrace.place"  # the key of the scope
 
-Kind = Literal["working", "waiting", "unknown", "operations"]
+Kind = Literal["working", "waiting", "unknown", "operations", "looked up"]
+_ENROLMENT = ("POST", "/v1/devices")  # the one body of a client that is not known
 # Requests that mostly wait: they hold a connection and next to nothing else.
 _WAITING = re.compile(r"POST /v1/tasks/next|GET /v1/jobs/[^/]+/events")
 # A busy process is still alive: these are always answered.
@@ -131,8 +146,11 @@ class Admission:
             "working": limits.concurrent_requests,
             "waiting": limits.waiting_requests,
             "unknown": limits.concurrent_requests,
+            "looked up": limits.waiting_requests,
             "operations": math.inf,
         }
+        self._unknown_of: Counter[str] = Counter()  # address -> requests
+        self._looked_up_of: Counter[str] = Counter()  # address -> tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,42 +163,74 @@ class Admission:
         scope[IDENTITY] = identity
         kind = kind_of(scope["method"], scope["path"], known=identity.is_known)
         transfer.most = body_bound(scope["method"], scope["path"], self._limits, known=identity.is_known)
-        answer = answer or refuse_length(scope, transfer.most) or self._refuse_busy(kind)
+        answer = answer or refuse_length(scope, transfer.most)
+        if not identity.is_known:
+            transfer.seconds = UNKNOWN_SECONDS
+            answer = answer or self._refuse_body(scope)
+        address = address_of(scope) if kind == "unknown" else ""
+        answer = answer or self._refuse_busy(kind, address)
         if answer is not None:
             await answer(scope, receive, transfer.send)
             return
         self._open[kind] += 1
+        if address:
+            self._unknown_of[address] += 1
         place = None
         try:
             place = scope[PLACE] = await self._places.take(transfer) if kind == "working" else None
             await self._app(scope, transfer.receive, transfer.send)
         finally:
             self._open[kind] -= 1
+            if address:
+                self._unknown_of[address] -= 1
+                self._unknown_of += Counter()  # forgets addresses with none
             transfer.close()
             scope.pop(PLACE, None)  # which leads back to the scope: no work for the garbage collector
             if place is not None:
                 place.leave()
 
     async def _identify(self, scope: Scope) -> tuple[Identity, JSONResponse | None]:
-        """Find the sender. Those that the database has to be asked for are bounded, and asked for a few at a time."""
+        """Find the sender. Those that the database has to be asked for are bounded, and asked for a few at a time.
+
+        They are counted by themselves: a look-up is over in milliseconds, whatever other clients do. An address has a
+        bound of its own: with tokens that it made up, a client makes no long queue in front of others.
+        """
         state = scope["app"].state
         found = recognise(scope, state.registry, state.coordinator)
         if isinstance(found, Identity):
             return found, None
-        if (busy := self._refuse_busy("unknown")) is not None:
-            return Identity(), busy
-        self._open["unknown"] += 1
+        address = address_of(scope)
+        busy = self._refuse_busy("looked up")
+        if busy is not None or self._looked_up_of[address] >= LOOK_UPS_OF_ADDRESS:
+            return Identity(), busy or _busy()
+        self._open["looked up"] += 1
+        self._looked_up_of[address] += 1
         try:
             async with self._look_ups:
                 return await run_in_threadpool(look_up, found, state.registry), None
         except OperationalError as error:
             return Identity(), database_problem(error)
         finally:
-            self._open["unknown"] -= 1
+            self._open["looked up"] -= 1
+            self._looked_up_of[address] -= 1
+            self._looked_up_of += Counter()  # forgets addresses with none
 
-    def _refuse_busy(self, kind: Kind) -> JSONResponse | None:
-        if self._open[kind] < self._most[kind]:
+    def _refuse_body(self, scope: Scope) -> JSONResponse | None:
+        """Answer a client that is not known before its body comes, unless it wants to enrol."""
+        if not has_body(scope) or (scope["method"], scope["path"]) == _ENROLMENT:
             return None
-        answer = problem(503, "Too many requests at once", "try again in a moment")
-        answer.headers["Retry-After"] = "1"
+        known = "the administrator's, or a device's that is enrolled and not shut out"
+        answer = problem(401, "Not allowed", f"this coordinator knows no such token; expected {known}")
+        answer.headers["Connection"] = "close"  # what follows would be the body
         return answer
+
+    def _refuse_busy(self, kind: Kind, address: str = "") -> JSONResponse | None:
+        if self._open[kind] < self._most[kind] and self._unknown_of[address] < UNKNOWN_OF_ADDRESS:
+            return None
+        return _busy()
+
+
+def _busy() -> JSONResponse:
+    answer = problem(503, "Too many requests at once", "try again in a moment")
+    answer.headers["Retry-After"] = "1"
+    return answer

@@ -10,7 +10,17 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Response
 from fastapi.concurrency import run_in_threadpool
 
-from coordinator.api import admin_routes, device_routes, metrics, openapi, part_routes, problems, table_routes
+from coordinator.api import (
+    admin_routes,
+    device_routes,
+    join_routes,
+    metrics,
+    openapi,
+    pages,
+    part_routes,
+    problems,
+    table_routes,
+)
 from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
 from coordinator.api.limits import ClientLimits, buckets
@@ -21,7 +31,7 @@ from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from federation import __version__
 
-TICK = 0.5  # seconds
+TICK = 0.25  # seconds
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
@@ -41,7 +51,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
             await run_in_threadpool(coordinator.stop)
 
     limits = limits or ClientLimits()
-    counts = metrics.Metrics(lambda: coordinator.census(coordinator.clock() - PRESENCE))
+    counts = metrics.Metrics(lambda: coordinator.census(coordinator.clock() - PRESENCE), coordinator.figures)
     app = FastAPI(
         title="embrace coordinator",
         version=__version__,
@@ -53,11 +63,19 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     app.state.registry = registry
     app.state.next_task = Batched(coordinator.next_tasks)
     app.state.accept = Batched(coordinator.accept_all)
+    app.state.heartbeat = Batched(coordinator.heartbeats)
     app.state.metrics = counts
     app.state.pace = buckets(limits)
     problems.install(app)
-    for router in (device_routes.router, part_routes.router, admin_routes.router, table_routes.router):
+    for router in (
+        join_routes.router,
+        device_routes.router,
+        part_routes.router,
+        admin_routes.router,
+        table_routes.router,
+    ):
         app.include_router(router)
+    pages.install(app)
     _operations(app, coordinator, counts)
     app.add_middleware(Admission, limits=limits)
     app.add_middleware(AccessLog, observe=counts.observe)  # added last: it sees everything
@@ -80,9 +98,9 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
         return Health(status="ready", version=__version__)
 
     @app.get("/metrics", tags=["operations"], summary="Numbers for Prometheus", response_class=Response)
-    def prometheus() -> Response:
+    async def prometheus() -> Response:
         """The text format of Prometheus. docs/guides/operations.md explains every number."""
-        return Response(counts.text(), media_type=metrics.MEDIA_TYPE)
+        return Response(await counts.latest(), media_type=metrics.MEDIA_TYPE)
 
 
 async def _tick(coordinator: Coordinator) -> None:

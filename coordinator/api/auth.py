@@ -43,6 +43,8 @@ def recognise(scope: Scope, registry: Registry, coordinator: Coordinator) -> Ide
     if scheme.lower() != "bearer" or not token:
         return Identity()
     hashed = token_hash(token := token.strip())
+    if registry.is_known_admin(token):
+        return Identity(token, hashed, admin=True)
     device = registry.known_device(hashed)
     if device is None or device in coordinator.shut_out:
         return token

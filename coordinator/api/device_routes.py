@@ -11,42 +11,50 @@ import time
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from coordinator.api.admission import give_way
 from coordinator.api.auth import Device, EnrolmentToken, Known, Service
-from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure
+from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, OwnName, Renewed
 from coordinator.api.downloads import Download
-from coordinator.api.limits import check_length
+from coordinator.api.limits import LARGEST, check_length
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.body_check import check_body
-from coordinator.coordinator import PRESENCE, Arrival, Receiving
+from coordinator.coordinator import PRESENCE, Arrival, Coordinator, Receiving
 from coordinator.errors import NotFound
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import EmbraceError, InputError
 from federation.messages import TaskOffer
+from federation.signature import SIGNATURE_NAME
 from federation.wire import WireError, encode_layers
 
 router = APIRouter(prefix="/v1", tags=["device"], route_class=CountedRoute)
 LONGEST_WAIT = 60.0  # seconds for a task
 MOST_REPORT = 16_384  # characters
 MOST_WORDS = 1000
+HANGS_UP = 2.0  # seconds until it is seen that a device that waited has gone
+Version = Annotated[int, Path(ge=0, le=LARGEST)]
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
 def enrol(request: Enrolment, token: EnrolmentToken, known: Known) -> Enrolled:
-    """With an enrolment token. The answer has the device's own token, which is not shown again."""
+    """With an enrolment token. The answer has the device's own token, which is not shown again.
+
+    If another device has the name, this one gets a number behind it: `kitchen-2`.
+    """
     device, own = known.enrol(token, request.name, request.profile)
-    return Enrolled(device=device, token=own)
+    return Enrolled(device=device, token=own, name=known.name_of(device))
 
 
-@router.put("/devices/me/profile", status_code=204, summary="Say what this device can do")
-def set_profile(profile: DeviceProfile, device: Device, known: Known) -> None:
+@router.put("/devices/me/profile", summary="Say what this device can do")
+def set_profile(profile: DeviceProfile, device: Device, known: Known) -> OwnName:
+    """Answers who the device is here."""
     known.set_profile(device, profile)
+    return OwnName(device=device, name=known.name_of(device))
 
 
 @router.post(
@@ -60,21 +68,25 @@ async def next_task(
     """Answers as soon as there is something to do. The task is the device's until its lease ends.
 
     If none of the jobs that run can use the device, `Embrace-Unfit` says why, percent-encoded; a later one may.
+    `Embrace-Waiting` says what the jobs that could use it wait for.
     """
     offer, until = None, time.monotonic() + wait
-    while True:
-        count = service.notifier.count
-        offer = await request.app.state.next_task(device)
-        rest = until - time.monotonic()
-        if offer is not None or rest <= 0 or service.leaving:
-            break
-        await service.notifier.wait(count, min(rest, PRESENCE / 4))  # now and then it is seen to be there still
-        if await request.is_disconnected():
-            break
+    with service.presence.waiting(device):
+        while True:
+            count = service.notifier.count
+            offer = await request.app.state.next_task(device)
+            rest = until - time.monotonic()
+            if offer is not None or rest <= 0 or service.leaving:
+                break
+            if not await _stays(request, service, count, min(rest, PRESENCE / 4)):  # then it is seen to be there still
+                break
+    if await request.is_disconnected():
+        service.presence.left(device)
     if offer is None:
-        why = service.unfit(device)
-        return Response(status_code=204, headers={"Embrace-Unfit": quote(why[:MOST_WORDS], " ")} if why else None)
-    return JSONResponse(vars(offer))
+        told = {"Embrace-Unfit": service.unfit(device), "Embrace-Waiting": service.waiting(device)}
+        headers = {name: quote(words[:MOST_WORDS], " ") for name, words in told.items() if words}
+        return Response(status_code=204, headers=headers)
+    return JSONResponse(vars(offer), headers=_lease(service, offer))
 
 
 @router.put(
@@ -108,19 +120,32 @@ async def send_update(
         give_way(request)  # the more wait for the disk together, the less each of them costs
         checked, sha256 = await check_body(receiving.path, receiving.decoder, request.app.state.body_checks)
         _check_digest(content_digest, sha256)
-    except BaseException:
+    except BaseException as error:
         receiving.path.unlink(missing_ok=True)
+        if isinstance(error, InputError):  # it is whole, and unsound
+            await run_in_threadpool(service.refuse_update, device, task, str(error))
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hex(), report))
     answer: dict[str, Any] = {"status": "accepted", "sha256": sha256.hex()}
+    offer = await _next_at_once(request, device) if following else None
     if following:
-        answer["next"] = await _next_at_once(request, device)
-    return JSONResponse(answer, 201)
+        answer["next"] = None if offer is None else vars(offer)
+    return JSONResponse(answer, 201, headers=None if offer is None else _lease(service, offer))
+
+
+@router.post("/tasks/{task}/heartbeat", summary="Keep a task", response_model=Renewed, responses=problems(404, 409))
+async def keep_task(task: str, request: Request, device: Device) -> Renewed:
+    """A device at work says so before its lease runs out, every third of it. Nothing is written.
+
+    404 or 409: the task is no longer this device's, and the work on it can end.
+    """
+    return Renewed(seconds=await request.app.state.heartbeat((device, task)))
 
 
 @router.post("/tasks/{task}/failure", status_code=204, summary="Give a task up", responses=problems(404, 409))
-def fail_task(task: str, failure: Failure, device: Device, service: Service) -> None:
+def fail_task(task: str, failure: Failure, device: Device, service: Service, request: Request) -> None:
     service.fail_task(device, task, failure.reason, failure.message)
+    request.app.state.metrics.given_up(failure.reason)
 
 
 @router.get(
@@ -132,6 +157,20 @@ def fail_task(task: str, failure: Failure, device: Device, service: Service) -> 
 def get_manifest(digest: str, device: Device, service: Service) -> Download:
     """Layers, boundaries, parameters with their shapes, graphs with their hashes: docs/reference/bundle.md."""
     return _immutable(service.bundle_file(digest, "manifest.json"), digest, "application/json")
+
+
+@router.get(
+    "/bundles/{digest}/signature",
+    summary="The signature of a bundle",
+    response_class=Download,
+    responses={200: {"content": {"application/json": {}}}, **problems(400, 404)},
+)
+def get_signature(digest: str, device: Device, service: Service) -> Download:
+    """Who made it: docs/guides/signing.md. 404 if it has none. It may change, the bundle does not."""
+    path = service.bundle_file(digest, SIGNATURE_NAME)
+    if not path.is_file():
+        raise NotFound(f"bundle {digest!r} is not signed")
+    return Download(path, media_type="application/json")
 
 
 @router.get(
@@ -153,11 +192,11 @@ def get_graph(sha256: str, device: Device, service: Service) -> Download:
 )
 async def get_weights(
     job: str,
-    version: int,
+    version: Version,
     device: Device,
     service: Service,
-    from_layer: Annotated[int | None, Query(ge=0)] = None,
-    to_layer: Annotated[int | None, Query(ge=1)] = None,
+    from_layer: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
+    to_layer: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
 ) -> Response:
     """The whole file, any byte range of it (Range), or the layers [from_layer, to_layer) as safetensors."""
     found = service.known_version(job, version)
@@ -180,13 +219,29 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
-async def _next_at_once(request: Request, device: str) -> dict[str, Any] | None:
+async def _next_at_once(request: Request, device: str) -> TaskOffer | None:
     """Take the next task; a device that gets none asks for it, and hears then why."""
     try:
-        offer = await request.app.state.next_task(device)
+        offer: TaskOffer | None = await request.app.state.next_task(device)
     except EmbraceError:
         return None
-    return None if offer is None else vars(offer)
+    return offer
+
+
+async def _stays(request: Request, service: Coordinator, count: int, seconds: float) -> bool:
+    """Wait for news; return at once, and False, if the device hangs up."""
+    until = time.monotonic() + seconds
+    while (rest := until - time.monotonic()) > 0 and service.notifier.count == count:
+        await service.notifier.wait(count, min(rest, HANGS_UP))
+        if await request.is_disconnected():
+            return False
+    return True
+
+
+def _lease(service: Coordinator, offer: TaskOffer) -> dict[str, str]:
+    """Say in a header for how long a device may be silent: an earlier agent takes no further field of an offer."""
+    seconds = service.lease_of(offer.job)
+    return {} if seconds is None else {"Embrace-Lease": f"{seconds:g}"}
 
 
 async def _spool(request: Request, receiving: Receiving) -> None:

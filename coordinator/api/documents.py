@@ -30,6 +30,14 @@ class Enrolled(Document):
     token: Annotated[
         str, Field(description="The device's own credential. It is shown once.", examples=["embrace_device_X3k…"])
     ]
+    name: Annotated[str, Field(description="What it is called here.", examples=["kitchen-pi-2"])]
+
+
+class OwnName(Document):
+    """Who a device is."""
+
+    device: Annotated[str, Field(examples=["83d9012691ea"])]
+    name: Annotated[str, Field(description="What it is called here.", examples=["kitchen-pi-2"])]
 
 
 class Failure(Document):
@@ -37,6 +45,12 @@ class Failure(Document):
 
     reason: Annotated[str, Field(max_length=64, description="A word.", examples=["out_of_memory"])]
     message: Annotated[str, Field(max_length=2000, description="For people.")] = ""
+
+
+class Renewed(Document):
+    """The task is still the device's."""
+
+    seconds: Annotated[float, Field(description="For which the device may be silent.", examples=[30.0])]
 
 
 class Accepted(Document):
@@ -60,6 +74,13 @@ class Invited(Document):
     token: Annotated[str, Field(description="It is shown once.", examples=["embrace_enrol_Zw9…"])]
 
 
+class DataDocument(Document):
+    """Samples that versions can be scored on."""
+
+    sha256: str
+    bytes: int
+
+
 class JobRequest(Document):
     """A job on a bundle that was sent before."""
 
@@ -77,8 +98,51 @@ class JobCreated(Document):
     id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
 
 
+class JobDeleted(Document):
+    """What became free when a job was deleted."""
+
+    bytes: int
+    bundle: Annotated[str | None, Field(description="The bundle that went with it; others still use it if null.")]
+    data: Annotated[str | None, Field(description="The evaluation data that went with it, likewise.")]
+
+
 class JobState(Document):
     state: Annotated[str, Field(description="running, paused, stopped, done or failed", examples=["running"])]
+
+
+class RunningJob(Document):
+    """A job that gives out tasks, as a person sees it before a device joins."""
+
+    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
+    name: Annotated[str, Field(examples=["digits"])]
+    bundle: Annotated[str, Field(description="sha256 of the bundle's manifest")]
+    round: Annotated[int, Field(description="Rounds that are done.")]
+    rounds: Annotated[int, Field(description="Rounds that it has.")]
+    steps: Annotated[int, Field(description="Of a device in a round.")]
+    epochs: Annotated[int | None, Field(description="Passes over a device's data instead of steps.")]
+    batch: Annotated[int, Field(description="Samples of a step.")]
+    manifest: Annotated[dict[str, Any], Field(description="Of the bundle: docs/reference/bundle.md")]
+
+
+class RunningJobs(Document):
+    jobs: list[RunningJob]
+
+
+class BestVersion(Document):
+    """The version that is best by the metric of the job's evaluation."""
+
+    version: int
+    metric: Annotated[str, Field(examples=["accuracy"])]
+    value: float
+
+
+class WaitingDocument(Document):
+    """What a job waits for."""
+
+    on: Annotated[str, Field(description="administrator, devices, updates, closing or evaluation")]
+    text: Annotated[str, Field(description="For people, in one line.", examples=["needs 2 more devices"])]
+    count: Annotated[int, Field(description="Devices that are missing to begin, or updates to close the round.")]
+    devices: Annotated[list[str], Field(description="Whose updates are awaited.")]
 
 
 class JobDocument(Document):
@@ -89,11 +153,39 @@ class JobDocument(Document):
     bundle: Annotated[str, Field(description="sha256 of the bundle's manifest")]
     state: Annotated[str, Field(description="running, paused, stopped, done or failed", examples=["running"])]
     version: Annotated[int, Field(description="Of the newest weights: rounds that were committed.")]
-    message: Annotated[str, Field(description="Why it failed, if it did.")]
+    message: Annotated[str, Field(description="Why it failed or ended early, if it did.")]
     created_at: Annotated[float, Field(description="seconds since 1970")]
     plan: Annotated[dict[str, Any], Field(description="The job file, with every default written out.")]
     unfit: Annotated[dict[str, str], Field(description="Devices that can train nothing of it, and why.")] = {}
+    waiting: Annotated[WaitingDocument | None, Field(description="What it waits for; with one job only.")] = None
+    best: Annotated[BestVersion | None, Field(description="Its weights are kept beside the newest.")] = None
+    benched: Annotated[
+        dict[str, str], Field(description="Devices that failed and get no task for a while, for how long, and why.")
+    ] = {}
     round: dict[str, Any] | None = None
+
+
+class JobChange(Document):
+    """What became of a job, and of the tasks of the round that was open."""
+
+    id: Annotated[str, Field(examples=["1f2e3d4c5b6a7988"])]
+    name: Annotated[str, Field(examples=["digits"])]
+    before: Annotated[str, Field(description="Its state before.", examples=["running"])]
+    state: Annotated[str, Field(description="Its state now.", examples=["paused"])]
+    version: Annotated[int, Field(description="Of the newest weights.")]
+    round: Annotated[int, Field(description="The round that was open.")]
+    under_way: Annotated[int, Field(description="Tasks of the round that devices were at work on.")]
+    arrived: Annotated[int, Field(description="Updates of the round that had arrived.")]
+    closing: Annotated[bool, Field(description="Whether the round was complete; then it makes a version anyway.")]
+
+
+class Revoked(Document):
+    """What became of a device."""
+
+    id: str
+    name: str
+    before: Annotated[bool, Field(description="Whether it was revoked already.")]
+    freed: Annotated[int, Field(description="Tasks that it held and that other devices can get now.")]
 
 
 class DeviceDocument(Document):
@@ -105,7 +197,47 @@ class DeviceDocument(Document):
     profile: dict[str, Any]
     enrolled_at: Annotated[float, Field(description="seconds since 1970")]
     seen_at: Annotated[float, Field(description="When it last asked for a task; seconds since 1970.")]
+    state: Annotated[str, Field(description="working, waiting, benched, gone or revoked", examples=["working"])]
+    benched_until: Annotated[
+        float | None, Field(description="Until when a job that is open gives it no task; seconds since 1970.")
+    ] = None
     unfit: Annotated[str, Field(description="Why none of the jobs that run can use it, if that is so.")] = ""
+
+
+class DeviceError(Document):
+    """What went wrong on a device last."""
+
+    job: str
+    at: Annotated[float, Field(description="seconds since 1970")]
+    reason: Annotated[str, Field(examples=["out_of_memory"])]
+    message: str
+
+
+class DeviceInJob(Document):
+    """How a device does in a job."""
+
+    job: str
+    name: str
+    boundary: Annotated[str, Field(description="From where it trains, or did last.")]
+    task: Annotated[str, Field(description="State of its seat in the open round; empty: it has none.")]
+    done: Annotated[int, Field(description="Updates that counted.")]
+    failed: int
+    benched_until: Annotated[float | None, Field(description="It gets no task before; seconds since 1970.")]
+    reason: Annotated[str, Field(description="Of its last failure here, a word.")]
+    message: str
+
+
+class DeviceReport(DeviceDocument):
+    """A device and what it did."""
+
+    tasks_done: int
+    tasks_failed: int
+    last_error: DeviceError | None
+    last_update_at: Annotated[float | None, Field(description="seconds since 1970")]
+    seconds: Annotated[
+        dict[str, float], Field(description="Medians over its last 20 updates, by part: docs/guides/fine-tune.md.")
+    ]
+    jobs: list[DeviceInJob]
 
 
 class TimingDocument(Document):

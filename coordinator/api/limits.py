@@ -2,6 +2,7 @@
 
     431   more or longer headers than any client of ours sends
     413   a body above the bound of its route: by its Content-Length, or as soon as too much has come
+    401   a body of a client without a valid token, but for an enrolment; the connection is closed
     408   a body that comes too slowly; the connection is closed
     429   more requests per second than a device may send (Retry-After)
     503   more requests at once than the process may answer (Retry-After): admission.py
@@ -28,12 +29,14 @@ from coordinator.api.problems import problem
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
 HEADER_COUNT = 100
 UNKNOWN_BYTES = 4 << 10  # of the body of a client that is neither a device nor the administrator: an enrolment
+UNKNOWN_SECONDS = 5.0  # for that body
 LEAST_BYTES = 1024  # of a body, within `slow_client` seconds of waiting for it
+LARGEST = (1 << 31) - 1  # number of a round, a version or an event: what every database can count to
 BURST = 4.0  # seconds' worth of requests that a device may send at once
 _KNOWN_CLIENTS = 65_536
 
 # Bodies that are read piece by piece, checked on the way, and have bounds of their own.
-_STREAMED = re.compile(r"PUT /v1/(tasks/[^/]+/update|bundles/[^/]+/files/.+)")
+_STREAMED = re.compile(r"PUT /v1/(tasks/[^/]+/update|bundles/[^/]+/files/.+|evaluation-data/[^/]+)")
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,16 @@ def buckets(limits: ClientLimits) -> Buckets:
 
 def check_pace(request: HTTPConnection, token_hash: str) -> None:
     """Answer 429 to a device that asks too often. Waiting for an answer costs nothing."""
-    host = request.client.host if request.client else ""
+    host = address_of(request.scope)
     wait = request.app.state.pace.take(token_hash or f"from {host}", time.monotonic())
     if wait > 0:
         seconds = str(math.ceil(wait))
         raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address of a client; with a proxy in front it is the proxy's."""
+    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 def check_length(request: Request, most: int) -> None:
@@ -97,8 +105,10 @@ def body_bound(method: str, path: str, limits: ClientLimits, *, known: bool) -> 
 def refuse_head(scope: Scope) -> JSONResponse | None:
     """Refuse a request by its path and headers."""
     headers = scope["headers"]
-    if scope["path"].endswith("\n"):  # the framework's routes match it nevertheless, and `body_bound` would not
+    if not scope["path"].isprintable():  # routes match a line break at the end, and no database holds a NUL
         return problem(404, "Not Found")
+    if b"%00" in scope.get("query_string", b""):
+        return problem(400, "Invalid request", "expected no NUL (%00) in the query")
     if len(headers) > HEADER_COUNT or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
         return problem(431, "Headers too large", f"expected at most {HEADER_COUNT} headers with {HEADER_BYTES} bytes")
     return None
@@ -124,6 +134,7 @@ class Transfer:
         self._send = send
         self._window = window
         self.most: int | None = None  # bytes of the body
+        self.seconds: float | None = None  # of waiting for all of it; None: as long as it keeps coming
         self._loop = asyncio.get_running_loop()
         self._asked = False
         self._size = 0
@@ -133,7 +144,7 @@ class Transfer:
         self._waits_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._refusing: asyncio.Task[None] | None = None
-        self._whole = not _has_body(scope)
+        self._whole = not has_body(scope)
         self._answered = False
         self._refused = False
 
@@ -143,6 +154,7 @@ class Transfer:
             return await self._receive()
         self._asked = True
         if self._timer is None:
+            self._window = self.seconds or self._window
             self._timer = self._loop.call_later(self._window, self._look)
         self._waits_since = self._loop.time()
         message = await self._receive()
@@ -186,8 +198,9 @@ class Transfer:
         """Begin the next window, or end the request."""
         self._count_time()
         if self._waited >= self._window:
-            if self._came < LEAST_BYTES:
-                slow = problem(408, "Too slow", f"expected {LEAST_BYTES} bytes in {self._window:g} seconds")
+            if self._came < LEAST_BYTES or self.seconds is not None:
+                wanted = "everything" if self.seconds is not None else f"{LEAST_BYTES} bytes"
+                slow = problem(408, "Too slow", f"expected {wanted} in {self._window:g} seconds")
                 slow.headers["Connection"] = "close"
                 self._refusing = self._loop.create_task(self._refuse(slow))
                 return
@@ -201,7 +214,8 @@ class Transfer:
             await answer(self._scope, self._receive, self._send)
 
 
-def _has_body(scope: Scope) -> bool:
+def has_body(scope: Scope) -> bool:
+    """Whether a request announces a body."""
     return any(
         name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
         for name, value in scope["headers"]

@@ -47,7 +47,11 @@ BINARY_BODY = {"requestBody": {"required": True, "content": _BINARY}}  # for `op
 BINARY_FILE = {"requestBody": {"content": _BINARY, "description": "The file; no body is an empty one."}}
 BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"description": "The bytes.", "content": _BINARY}}
 _UNFIT = {"description": "Why no job can use the device, percent-encoded.", "schema": {"type": "string"}}
-NOTHING_TO_DO = {"description": "Nothing to do; ask again.", "headers": {"Embrace-Unfit": _UNFIT}}
+_WAITING = {"description": "What the jobs wait for, percent-encoded.", "schema": {"type": "string"}}
+NOTHING_TO_DO = {
+    "description": "Nothing to do; ask again.",
+    "headers": {"Embrace-Unfit": _UNFIT, "Embrace-Waiting": _WAITING},
+}
 
 # What the schema describes is each event of the stream (OpenAPI 3.1 has no word for a stream).
 _EVENT = {

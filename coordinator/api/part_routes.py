@@ -9,8 +9,10 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import Device, Service
+from coordinator.api.device_routes import Version
 from coordinator.api.documents import JobState
 from coordinator.api.downloads import Download
+from coordinator.api.limits import LARGEST
 from coordinator.api.openapi import BINARY_ANSWER, problems
 from federation.wire import encode
 
@@ -25,12 +27,12 @@ router = APIRouter(prefix="/v1", tags=["device"])
 )
 def get_part(
     job: str,
-    version: int,
+    version: Version,
     name: str,
     device: Device,
     service: Service,
     boundary: Annotated[str, Query(max_length=200, description="What the device trains, as in its task.")],
-    unit: Annotated[int | None, Query(ge=0, description="One unit of the job's synchronisation.")] = None,
+    unit: Annotated[int | None, Query(ge=0, le=LARGEST, description="One unit of the job's synchronisation.")] = None,
 ) -> StreamingResponse:
     """As safetensors: everything that the training graph of a boundary takes, or of what it trains one unit.
 

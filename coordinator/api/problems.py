@@ -9,7 +9,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
@@ -92,3 +92,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OperationalError)
     async def database(_: Request, error: OperationalError) -> JSONResponse:
         return database_problem(error)
+
+    @app.exception_handler(DataError)
+    async def unfit_value(_: Request, error: DataError) -> JSONResponse:
+        log.warning("database: %s", error.orig)
+        return problem(400, "Invalid request", "expected values that the database can hold: no NUL, no huge numbers")

@@ -12,14 +12,17 @@ from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import Admin, Service
 from coordinator.api.documents import TimingDocument
+from coordinator.api.limits import LARGEST
 from coordinator.api.openapi import problems
 from coordinator.reports import METRIC_COLUMNS, ROUND_COLUMNS, TIMING_COLUMNS
+from federation.printable import printable
 
 router = APIRouter(prefix="/v1", tags=["admin"], dependencies=[Admin], responses=problems(404))
 CSV = "text/csv; charset=utf-8"
 _TEXT = {"text/csv": {"schema": {"type": "string"}}}
 CSV_BODY: dict[int | str, dict[str, Any]] = {200: {"description": "Names, then a line per row.", "content": _TEXT}}
-FirstRound = Annotated[int, Query(ge=0, lt=10**18, description="Leave out the rounds before this one.")]
+_FORMULAS = tuple("=+-@＝＋－＠")  # what a spreadsheet computes begins with one of these, wide ones too
+FirstRound = Annotated[int, Query(ge=0, le=LARGEST, description="Leave out the rounds before this one.")]
 
 
 @router.get(
@@ -80,5 +83,8 @@ def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterato
 
 
 def _cell(value: Any) -> Any:
-    """A device writes its own words into reports: none may become a formula in a spreadsheet."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" and value else value
+    """A device writes its own words into reports: none may become a formula in a spreadsheet, or an order."""
+    if not isinstance(value, str):
+        return value
+    shown = printable(value)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULAS) else shown

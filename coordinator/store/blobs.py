@@ -4,8 +4,10 @@ bundles/SHA256/...                     as exported, by the hash of the manifest
 jobs/JOB/versions/N.safetensors        the weights after N rounds
 jobs/JOB/versions/N.state              the vectors of the server's state then, if the algorithm has any
 jobs/JOB/versions/N.evaluated          a second key of the weights while they wait for their score
+jobs/JOB/versions/N.best               ... and of those that are the best so far
+data/SHA256.safetensors                uploaded samples that versions are scored on
 spool/TASK.SHA256.body                 the body of an update that has arrived and is sound
-... .draft, spool/TASK.ID.part         what is being written; a body may arrive twice at once
+... .draft, ... .part                  what is being written; a body may arrive twice at once
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from edge_runtime.files import flush_folder, publish, rename_flushed
+from edge_runtime.files import flush_folder, make_folder, publish, publish_folder, remove, rename_flushed
 from federation.errors import InputError
 
+FOLDERS = ("bundles", "data", "jobs", "spool")
 AT_THE_DISK = 8  # threads that wait for it
 _SAFE = re.compile(r"[A-Za-z0-9_.@-]{1,120}")
 
@@ -45,6 +48,9 @@ class Blobs(Protocol):
     def delete(self, *keys: str) -> None:
         """Remove blobs, with everything below their keys; those that are not there are no error."""
 
+    def size(self, *keys: str) -> int:
+        """Count the bytes of blobs and of everything below their keys; what has two keys counts once."""
+
     def list(self, folder: str) -> list[str]:
         """List the keys directly below a folder."""
 
@@ -58,15 +64,15 @@ class DirectoryBlobs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._disk = ThreadPoolExecutor(AT_THE_DISK, "disk")
-        for folder in ("bundles", "jobs", "spool"):
-            (root / folder).mkdir(parents=True, exist_ok=True)
+        for folder in FOLDERS:
+            make_folder(root / folder)
 
     def draft(self, key: str, suffix: str = ".draft") -> Path:
         return self.root / f"{key}{suffix}"
 
     def commit(self, draft: Path, key: str) -> None:
         if draft.is_dir():
-            draft.rename(self.root / key)
+            publish_folder(draft, self.root / key)
         else:
             publish(draft, self.root / key)
 
@@ -94,7 +100,11 @@ class DirectoryBlobs:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                remove(path)
+
+    def size(self, *keys: str) -> int:
+        paths = [path for key in keys for path in (self.root / key, *(self.root / key).rglob("*")) if path.is_file()]
+        return sum({(facts.st_dev, facts.st_ino): facts.st_size for facts in map(Path.stat, paths)}.values())
 
     def list(self, folder: str) -> list[str]:
         return [f"{folder}/{path.name}" for path in (self.root / folder).glob("*")]

@@ -49,6 +49,10 @@ class Bodies:
     def delete_all(self, updates: Iterable[UpdateRecord]) -> None:
         self._blobs.delete(*(_key(update.task, update.sha256) for update in updates))
 
+    def of_job(self, job: str) -> list[str]:
+        """List the keys of all bodies of a job, also of those that are arriving."""
+        return [key for key in self._blobs.list(_FOLDER) if key.startswith(f"{_FOLDER}/{safe(job)}-")]
+
     def keep_only(self, updates: Iterable[UpdateRecord]) -> None:
         """Delete every other body: it is done with, or was never acknowledged and is sent again."""
         needed = {_key(update.task, update.sha256) for update in updates}

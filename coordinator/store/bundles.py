@@ -8,7 +8,8 @@ from coordinator.errors import NotFound
 from coordinator.store.blobs import Blobs, safe
 from edge_runtime.bundle_files import check_bundle, file_ref, read_manifest
 from federation.errors import BundleError
-from federation.manifest import MANIFEST_NAME, FileRef, Manifest
+from federation.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileRef, Manifest
+from federation.signature import MAX_SIGNATURE_BYTES, SIGNATURE_NAME, signer_of
 
 _FOLDER = "bundles"
 
@@ -20,6 +21,14 @@ class Bundles:
         self._blobs = blobs
         self._graphs: dict[str, Path] = {}
         self._manifests: dict[str, Manifest] = {}
+
+    def key(self, digest: str) -> str:
+        return _key(digest)
+
+    def forget(self, digest: str) -> None:
+        """Forget what is known of a bundle that was removed."""
+        self._manifests.pop(digest, None)
+        self._graphs = {}
 
     def directory(self, digest: str) -> Path:
         return self._blobs.file(_key(digest))
@@ -50,27 +59,68 @@ class Bundles:
             raise NotFound(f"there is no graph {sha256!r}")
         return self._graphs[sha256]
 
-    def draft_file(self, digest: str, name: str) -> Path:
-        """Return where to write a file of a bundle that is being sent."""
-        path = self._blobs.draft(_key(digest)) / FileRef(name, "0" * 64, 0).name  # which refuses ways out of it
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise BundleError(f"{name!r}: there is a file where it needs a folder") from None
-        if path.is_dir():
-            raise BundleError(f"{name!r} is a folder already")
-        return path
+    def draft_file(self, digest: str, name: str) -> tuple[Path, int]:
+        """Return where to write a file of a bundle that is being sent, and the most bytes that it can have.
+
+        The manifest comes first: a bundle holds the files that it names, a signature, and no others.
+        """
+        draft = self._blobs.draft(_key(digest))
+        if name == SIGNATURE_NAME:
+            most = MAX_SIGNATURE_BYTES
+        else:
+            most = MAX_MANIFEST_BYTES if name == MANIFEST_NAME else self._named(digest, name).bytes
+        path = draft / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path, most
+
+    def _named(self, digest: str, name: str) -> FileRef:
+        if digest not in self._manifests:
+            try:
+                self._manifests[digest] = self._draft_manifest(digest)
+            except BundleError:
+                message = f"{name[:200]!r}: send {MANIFEST_NAME} first, it says which files belong to a bundle"
+                raise BundleError(message) from None
+        found = next((file for file in self._manifests[digest].files() if file.name == name), None)
+        if found is None:
+            raise BundleError(f"{name[:200]!r} is no file of this bundle: its manifest does not name it")
+        return found
+
+    def arrived(self, digest: str, name: str) -> None:
+        """Look at a file that was sent: a manifest or a signature that is not the bundle's goes at once."""
+        if name == MANIFEST_NAME:
+            try:
+                self._manifests[digest] = self._draft_manifest(digest)
+            except BundleError:
+                self._blobs.delete(f"{_key(digest)}.draft/{name}")
+                raise
+        elif name == SIGNATURE_NAME:
+            sent = self._blobs.draft(_key(digest)) / name
+            try:
+                signer_of(sent.read_bytes(), digest)
+            except BundleError:
+                sent.unlink()
+                raise
+
+    def _draft_manifest(self, digest: str) -> Manifest:
+        draft = self._blobs.draft(_key(digest))
+        manifest = read_manifest(draft)
+        if file_ref(draft, MANIFEST_NAME).sha256 != digest:
+            raise BundleError(f"the manifest that came does not have the sha256 {digest}")
+        return manifest
 
     def complete(self, digest: str) -> None:
         """Check the files that were sent and give the bundle its key."""
         draft = self._blobs.draft(_key(digest))
         if self.directory(digest).is_dir():
+            if (draft / SIGNATURE_NAME).is_file():  # it may come later than the bundle, and from another key
+                self._blobs.commit(draft / SIGNATURE_NAME, f"{_key(digest)}/{SIGNATURE_NAME}")
             self._blobs.delete(f"{_key(digest)}.draft")
             return
-        manifest = read_manifest(draft)
-        if file_ref(draft, MANIFEST_NAME).sha256 != digest:
-            raise BundleError(f"the manifest that came does not have the sha256 {digest}")
+        manifest = self._draft_manifest(digest)
         check_bundle(draft, manifest)
+        named = {draft / name for name in (MANIFEST_NAME, SIGNATURE_NAME, *(file.name for file in manifest.files()))}
+        for path in [path for path in draft.rglob("*") if path.is_file() and path not in named]:
+            path.unlink()  # left by an earlier program, which took any file
         self._blobs.commit(draft, _key(digest))
 
 

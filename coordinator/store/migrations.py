@@ -33,5 +33,24 @@ def last_update_of_a_device(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX updates_of_device ON updates (job, device, round)"))
 
 
+def standings_of_devices(connection: Connection) -> None:
+    """3 to 4: how every device has done in a job."""
+    connection.execute(
+        text(
+            "CREATE TABLE standings (job VARCHAR(32) NOT NULL REFERENCES jobs (id), "
+            "device VARCHAR(32) NOT NULL REFERENCES devices (id), successes INTEGER NOT NULL, "
+            "failures INTEGER NOT NULL, in_a_row INTEGER NOT NULL, benched_until DOUBLE PRECISION, "
+            "seconds DOUBLE PRECISION, reason VARCHAR NOT NULL, message VARCHAR NOT NULL, "
+            "at DOUBLE PRECISION NOT NULL, PRIMARY KEY (job, device))"
+        )
+    )
+    connection.execute(text("CREATE INDEX ix_standings_device ON standings (device)"))
+
+
+def excused_failures(connection: Connection) -> None:
+    """4 to 5: failures that are excused are counted apart from a device's own."""
+    connection.execute(text("ALTER TABLE standings ADD COLUMN excused INTEGER NOT NULL DEFAULT 0"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
-MIGRATIONS: tuple[Migration, ...] = (seats_in_rows, last_update_of_a_device)
+MIGRATIONS: tuple[Migration, ...] = (seats_in_rows, last_update_of_a_device, standings_of_devices, excused_failures)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import Select, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -18,27 +19,34 @@ from coordinator.store.schema import (
     FINISHED,
     JOBS,
     META,
+    METADATA,
     METRICS,
     ROUNDS,
     SEATS,
+    STANDINGS,
     UPDATES,
     DeviceRecord,
     EventRecord,
     JobRecord,
     MetricRecord,
     RoundRecord,
+    StandingRecord,
     UpdateRecord,
 )
 from federation import rounds
 from federation.axes.cover import DeviceProfile
 from federation.cohort import Seat
 from federation.decode import decode
+from federation.errors import InputError
 
 _SEAT_KEY: Final[dict[str, Any]] = {"job": bindparam("of"), "round": bindparam("in"), "number": bindparam("at")}
 _NEW_SEAT: Final = insert(SEATS).values(**_SEAT_KEY, body=bindparam("body"))
 _SEAT: Final = (
     update(SEATS).where(*(SEATS.c[name] == value for name, value in _SEAT_KEY.items())).values(body=bindparam("body"))
 )
+MOST_MATCHES = 50
+_AT_ONCE = 500  # ids in one statement
+_FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
 _Record = TypeVar("_Record")
 
 
@@ -70,14 +78,22 @@ class Repository:
     def job_state(self, session: Session, job: str) -> str | None:
         return session.scalar(select(JOBS.c.state).where(JOBS.c.id == job))
 
-    def jobs(self, session: Session) -> list[JobRecord]:
-        return _all(session, JobRecord, select(JOBS).order_by(JOBS.c.created_at))
+    def jobs(self, session: Session, match: str | None = None) -> list[JobRecord]:
+        """List jobs: all, or those that a name or the beginning of an id may mean."""
+        return _all(session, JobRecord, _matching(JOBS, match).order_by(JOBS.c.created_at))
 
     def unfinished_jobs(self, session: Session) -> list[JobRecord]:
         """List the jobs with a round to go on with, also stopped ones whose round is closing."""
         closing = select(ROUNDS.c.job).where(ROUNDS.c.state == "closing")
         going_on = JOBS.c.state.not_in(FINISHED) | JOBS.c.id.in_(closing)
         return _all(session, JobRecord, select(JOBS).where(going_on).order_by(JOBS.c.created_at))
+
+    def delete_job(self, session: Session, job: str) -> None:
+        """Remove a job and every row that is about it."""
+        for table in reversed(METADATA.sorted_tables):
+            if "job" in table.c:
+                session.execute(delete(table).where(table.c.job == job))
+        session.execute(delete(JOBS).where(JOBS.c.id == job))
 
     # --- rounds and their seats --------------------------------------------------------------------------------------
 
@@ -144,6 +160,38 @@ class Repository:
         mine = select(func.count(UPDATES.c.device.distinct()))
         return session.scalar(mine.where(UPDATES.c.job == job, UPDATES.c.round <= number)) or 1
 
+    def updates_of_device(self, session: Session, device: str, count: int) -> list[UpdateRecord]:
+        """List the newest updates of a device, in all jobs."""
+        mine = select(UPDATES).where(UPDATES.c.device == device)
+        return _all(session, UpdateRecord, mine.order_by(UPDATES.c.arrived_at.desc()).limit(count))
+
+    def tasks_done(self, session: Session, device: str) -> dict[str, int]:
+        """Count the updates of a device, by job."""
+        mine = select(UPDATES.c.job, func.count()).where(UPDATES.c.device == device).group_by(UPDATES.c.job)
+        return {row[0]: row[1] for row in session.execute(mine)}
+
+    # --- how devices do ----------------------------------------------------------------------------------------------
+
+    def standings(self, session: Session, *, job: str | None = None, device: str | None = None) -> list[StandingRecord]:
+        """List how devices have done: those of a job, or one device in every job."""
+        wanted = {"job": job, "device": device}
+        mine = [STANDINGS.c[name] == value for name, value in wanted.items() if value is not None]
+        return _all(session, StandingRecord, select(STANDINGS).where(*mine).order_by(STANDINGS.c.at))
+
+    def benched(self, session: Session, now: float) -> dict[str, float]:
+        """List the devices that a job which is not over gives no task yet, and until when."""
+        open_jobs = select(JOBS.c.id).where(JOBS.c.state.not_in(FINISHED))
+        mine = select(STANDINGS.c.device, func.max(STANDINGS.c.benched_until))
+        mine = mine.where(STANDINGS.c.benched_until > now, STANDINGS.c.job.in_(open_jobs)).group_by(STANDINGS.c.device)
+        return {row[0]: row[1] for row in session.execute(mine)}
+
+    def write_standings(self, session: Session, standings: Sequence[StandingRecord]) -> None:
+        """Record the standings that are new, or have changed."""
+        known = delete(STANDINGS).where(STANDINGS.c.job == bindparam("of"), STANDINGS.c.device == bindparam("whose"))
+        keys = [{"of": record.job, "whose": record.device} for record in standings]
+        session.connection().execute(known, keys)  # one after the other: a database binds only so many values at once
+        session.execute(insert(STANDINGS), [vars(record) for record in standings])
+
     # --- events and scores -------------------------------------------------------------------------------------------
 
     def add_events(self, session: Session, events: list[dict[str, Any]]) -> None:
@@ -152,6 +200,11 @@ class Repository:
     def events(self, session: Session, job: str, after: int, count: int) -> list[EventRecord]:
         newer = select(EVENTS).where(EVENTS.c.job == job, EVENTS.c.id > after).order_by(EVENTS.c.id)
         return _all(session, EventRecord, newer.limit(count))
+
+    def failures_of_device(self, session: Session, device: str, count: int) -> list[EventRecord]:
+        """List the newest events that tell of a failure of a device, in all jobs."""
+        mine = select(EVENTS).where(EVENTS.c.kind.in_(_FAILURES), EVENTS.c.body["device"].as_string() == device)
+        return _all(session, EventRecord, mine.order_by(EVENTS.c.id.desc()).limit(count))
 
     def state_changed_at(self, session: Session, job: str) -> float | None:
         """Find when the state of a job was last set."""
@@ -171,6 +224,14 @@ class Repository:
     def metrics(self, session: Session, job: str) -> list[MetricRecord]:
         return _all(session, MetricRecord, select(METRICS).where(METRICS.c.job == job).order_by(METRICS.c.id))
 
+    def scores(self, session: Session, job: str) -> dict[str, list[tuple[int, float]]]:
+        """List the versions of a job with their values, by metric."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        mine = select(METRICS.c.name, METRICS.c.version, METRICS.c.value).where(METRICS.c.job == job)
+        for name, version, value in session.execute(mine.order_by(METRICS.c.version)):
+            found.setdefault(name, []).append((version, value))
+        return found
+
     def is_scored(self, session: Session, job: str, version: int) -> bool:
         told = select(EVENTS.c.id).where(EVENTS.c.job == job, EVENTS.c.kind == "Evaluated")
         return session.scalar(told.where(EVENTS.c.body["version"].as_integer() == version).limit(1)) is not None
@@ -187,11 +248,21 @@ class Repository:
     def device(self, session: Session, device: str) -> DeviceRecord | None:
         return _first(session, DeviceRecord, select(DEVICES).where(DEVICES.c.id == device))
 
+    def names(self, session: Session) -> dict[str, str]:
+        """List the names of all devices, by id."""
+        return {row[0]: row[1] for row in session.execute(select(DEVICES.c.id, DEVICES.c.name))}
+
+    def names_like(self, session: Session, name: str) -> set[str]:
+        """List the names that begin with a name, of devices that are not revoked."""
+        alike = select(DEVICES.c.name).where(DEVICES.c.name.startswith(name, autoescape=True))
+        return set(session.scalars(alike.where(DEVICES.c.revoked.is_(False))))
+
     def device_of(self, session: Session, token_hash: str) -> DeviceRecord | None:
         return _first(session, DeviceRecord, select(DEVICES).where(DEVICES.c.token_hash == token_hash))
 
-    def devices(self, session: Session) -> list[DeviceRecord]:
-        return _all(session, DeviceRecord, select(DEVICES).order_by(DEVICES.c.enrolled_at))
+    def devices(self, session: Session, match: str | None = None) -> list[DeviceRecord]:
+        """List devices: all, or those that a name or the beginning of an id may mean."""
+        return _all(session, DeviceRecord, _matching(DEVICES, match).order_by(DEVICES.c.enrolled_at))
 
     def see(self, session: Session, devices: Sequence[str], now: float, every: float) -> set[str]:
         """Note that devices were heard of, not more often than `every` seconds; return those that are revoked."""
@@ -205,10 +276,16 @@ class Repository:
     def profile(self, session: Session, device: str) -> DeviceProfile:
         return _profile(session.execute(select(DEVICES.c.profile).where(DEVICES.c.id == device)).scalar_one())
 
-    def present(self, session: Session, since: float) -> dict[str, DeviceProfile]:
-        """List the profiles of devices that were heard of since then."""
+    def present(self, session: Session, since: float) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+        """List the profiles of devices that were heard of since then; also those that cannot be read, and why."""
         here = select(DEVICES.c.id, DEVICES.c.profile).where(DEVICES.c.revoked.is_(False))
-        return {id: _profile(told) for id, told in session.execute(here.where(DEVICES.c.seen_at > since))}
+        profiles, unreadable = {}, {}
+        for id, told in session.execute(here.where(DEVICES.c.seen_at > since)):
+            try:
+                profiles[id] = _profile(told)
+            except InputError as error:  # an earlier program took what this one does not
+                unreadable[id] = str(error)
+        return profiles, unreadable
 
     # --- credentials, numbers ----------------------------------------------------------------------------------------
 
@@ -222,6 +299,12 @@ class Repository:
         usable = (columns.token_hash == token_hash, columns.uses_left > 0, columns.expires_at > now)
         taken = update(ENROLMENTS).where(*usable).values(uses_left=columns.uses_left - 1)
         return _count(session.execute(taken)) > 0
+
+    def has_enrolment(self, session: Session, token_hash: str, now: float) -> bool:
+        """Whether a device could enrol with a token now."""
+        columns = ENROLMENTS.c
+        usable = (columns.token_hash == token_hash, columns.uses_left > 0, columns.expires_at > now)
+        return session.scalar(select(columns.token_hash).where(*usable)) is not None
 
     def meta(self, session: Session, key: str) -> str | None:
         return session.scalar(select(META.c.value).where(META.c.key == key))
@@ -241,9 +324,53 @@ class Repository:
             "rounds_committed": session.scalar(committed),
         }
 
+    def device_states(self, session: Session, since: float, now: float, working: Collection[str]) -> dict[str, int]:
+        """Count devices by what they do, as of now; gone are those that were not heard of since then."""
+        open_jobs = select(JOBS.c.id).where(JOBS.c.state.not_in(FINISHED))
+        benched = select(STANDINGS.c.device).where(STANDINGS.c.benched_until > now, STANDINGS.c.job.in_(open_jobs))
+        gone, resting = (DEVICES.c.seen_at <= since, "gone"), (DEVICES.c.id.in_(benched), "benched")
+        state = case((DEVICES.c.revoked.is_(True), "revoked"), gone, resting, else_="waiting").label("state")
+        counted = select(state, func.count()).group_by(state)
+        found = Counter({row[0]: row[1] for row in session.execute(counted)})
+        ids = sorted(working)
+        for first in range(0, len(ids), _AT_ONCE):
+            for known, count in session.execute(counted.where(DEVICES.c.id.in_(ids[first : first + _AT_ONCE]))):
+                if known != "revoked":
+                    found[known] -= count
+                    found["working"] += count
+        return found
+
+    def job_figures(self, session: Session, count: int) -> list[dict[str, Any]]:
+        """List the numbers of the newest jobs: state, version, the last committed round and the scores of versions."""
+        found = []
+        for job in _all(session, JobRecord, select(JOBS).order_by(JOBS.c.created_at.desc()).limit(count)):
+            last = select(ROUNDS).where(ROUNDS.c.job == job.id, ROUNDS.c.state == "committed")
+            round = _first(session, RoundRecord, last.order_by(ROUNDS.c.number.desc()))
+            scored = select(func.max(METRICS.c.version)).where(METRICS.c.job == job.id).scalar_subquery()
+            newest = select(METRICS).where(METRICS.c.job == job.id, METRICS.c.version == scored)
+            scores = {row.name: row.value for row in _all(session, MetricRecord, newest)}
+            found.append({"job": job, "round": round, "scores": scores})
+        return found
+
+    def failing_devices(self, session: Session, count: int) -> list[tuple[str, str, int]]:
+        """List the devices with the most failures: id, name, failures."""
+        failures = func.sum(STANDINGS.c.failures)
+        mine = select(DEVICES.c.id, DEVICES.c.name, failures).join(STANDINGS, STANDINGS.c.device == DEVICES.c.id)
+        mine = mine.group_by(DEVICES.c.id, DEVICES.c.name).having(failures > 0)
+        rows = session.execute(mine.order_by(failures.desc(), DEVICES.c.id).limit(count))
+        return [(row[0], row[1], int(row[2])) for row in rows]
+
 
 def _all(session: Session, kind: type[_Record], statement: Select[Any]) -> list[_Record]:
     return [kind(*row) for row in session.execute(statement)]
+
+
+def _matching(table: Table, match: str | None) -> Select[Any]:
+    """Select what a text may mean, the best first and not many; everything if there is no text."""
+    if match is None:
+        return select(table)
+    meant = (table.c.name == match) | table.c.id.startswith(match, autoescape=True)
+    return select(table).where(meant).order_by(table.c.id != match, table.c.name != match).limit(MOST_MATCHES)
 
 
 def _first(session: Session, kind: type[_Record], statement: Select[Any]) -> _Record | None:

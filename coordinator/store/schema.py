@@ -12,6 +12,7 @@ from sqlalchemy import JSON, Boolean, Column, Double, ForeignKey, Index, Integer
 
 METADATA: Final = MetaData()
 FINISHED: Final = ("stopped", "done", "failed")  # states of a job that is over
+DELETING: Final = "deleting"  # ... of one that was over, and goes
 _KINDS: Final[dict[Any, Any]] = {
     str: String,
     int: Integer,
@@ -120,6 +121,23 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class StandingRecord:
+    """How a device has done in a job so far. A device that fails for its own reasons is benched for a while."""
+
+    job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
+    device: Annotated[str, _of(ForeignKey("devices.id"), primary_key=True, index=True)]
+    successes: int = 0  # updates that counted
+    failures: int = 0
+    in_a_row: int = 0  # failures since the last success that were the device's own
+    benched_until: float | None = None  # seconds since 1970; it gets no task of this job before
+    seconds: float | None = None  # that its tasks take, measured from lease to update
+    reason: str = ""  # of the last failure, a word
+    message: str = ""  # ... for people
+    at: float = 0.0  # of the last change
+    excused: int = 0  # failures since the last success that were not held against it
+
+
+@dataclass(frozen=True)
 class MetricRecord:
     """A score of a version."""
 
@@ -154,5 +172,6 @@ UPDATES: Final = _table(
     Index("updates_of_round", "job", "round"),
     Index("updates_of_device", "job", "device", "round"),
 )
+STANDINGS: Final = _table("standings", StandingRecord)
 METRICS: Final = _table("metrics", MetricRecord)
 EVENTS: Final = _table("events", EventRecord)

@@ -15,6 +15,7 @@ import numpy as np
 
 from coordinator.store.blobs import Blobs, safe
 from edge_runtime.bundle_files import map_weights, write_weights
+from edge_runtime.files import make_folder
 from federation.layout import MODEL
 from federation.server_step import Change
 from federation.space import Parameter, ParameterSpace, Vector
@@ -23,6 +24,8 @@ from federation.weights import header
 _WEIGHTS = ".safetensors"
 _STATE = ".state"
 _WAITING = ".evaluated"  # to be scored
+_BEST = ".best"  # the best so far
+_NUMBERED = (_WEIGHTS, _STATE)  # of which only the newest stay
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Versions:
     def create(self, job: str, weights: Path, vectors: Mapping[str, Vector]) -> None:
         """Make version 0 of a job from the weights of its bundle; an algorithm without state has no file of it."""
         draft = self._blobs.draft(_key(job, 0, _WEIGHTS))
-        draft.parent.mkdir(parents=True)
+        make_folder(draft.parent)
         shutil.copyfile(weights, draft)
         self._blobs.commit(draft, _key(job, 0, _WEIGHTS))
         if vectors:
@@ -96,12 +99,16 @@ class Versions:
 
     def forget(self, job: str, before: int) -> None:
         """Delete older versions, also one that was left over when the process was killed."""
-        old = [_key(job, number, kind) for number, kind in self._list(job) if number < before and kind != _WAITING]
+        old = [_key(job, number, kind) for number, kind in self._list(job) if number < before and kind in _NUMBERED]
         self._blobs.delete(*old)
+
+    def folder(self, job: str) -> str:
+        """Return the key below which all versions of a job are."""
+        return f"jobs/{safe(job)}"
 
     def delete(self, job: str) -> None:
         """Remove all that there is of a job."""
-        self._blobs.delete(f"jobs/{safe(job)}")
+        self._blobs.delete(self.folder(job))
 
     def keep_for_scoring(self, job: str, version: int) -> Path:
         """Give the weights of a version a second key, which stays until they are scored."""
@@ -111,9 +118,26 @@ class Versions:
     def release_scored(self, job: str, version: int) -> None:
         self._blobs.delete(_key(job, version, _WAITING))
 
+    def keep_best(self, job: str, version: int) -> None:
+        """Give the weights of a version a key under which they stay when newer versions come."""
+        self._blobs.link(self._any_key(job, version), _key(job, version, _BEST))
+
+    def forget_best(self, job: str, besides: int | None) -> None:
+        """Delete what was kept as the best, but for one version."""
+        old = [number for number, kind in self._list(job) if kind == _BEST and number != besides]
+        self._blobs.delete(*(_key(job, number, _BEST) for number in old))
+
+    def find(self, job: str, version: int) -> Path:
+        """Return the weights of a version, under whatever key they are; they need not be there."""
+        return self._blobs.file(self._any_key(job, version))
+
+    def _any_key(self, job: str, version: int) -> str:
+        keys = [_key(job, version, kind) for kind in (_WEIGHTS, _BEST, _WAITING)]
+        return next((key for key in keys if self._blobs.file(key).is_file()), keys[0])
+
     def numbers(self, job: str) -> list[int]:
-        """List the versions whose weights are there, under either key."""
-        return sorted({number for number, kind in self._list(job) if kind != _STATE})
+        """List the versions whose weights are there and may have to be scored."""
+        return sorted({number for number, kind in self._list(job) if kind in (_WEIGHTS, _WAITING)})
 
     def _list(self, job: str) -> list[tuple[int, str]]:
         """The number and the kind of every file of a job, drafts left out."""
@@ -122,7 +146,7 @@ class Versions:
         return [
             (int(number), dot + kind)
             for number, dot, kind in found
-            if number.isdigit() and dot + kind in (_WEIGHTS, _STATE, _WAITING)
+            if number.isdigit() and dot + kind in (*_NUMBERED, _WAITING, _BEST)
         ]
 
 

@@ -11,11 +11,13 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from edge_runtime.data.input_adapter import Array
 from federation.errors import DataError
 
 PAIRS = (("x", "y"), ("x_train", "y_train"), ("data", "target"), ("images", "labels"))  # the first that is there
+GROUPS = "groups"  # the writer of each sample, or the house that it comes from
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, lengths of its name and its extra field
 _ENCRYPTED = 1
 
@@ -49,6 +51,16 @@ def read_arrays(path: Path, name: str, wanted: Sequence[str]) -> list[Array]:
         return wanted
 
     return _read_chosen(path, name, choose)
+
+
+def read_groups(path: Path) -> NDArray[np.int64] | None:
+    """Read the number of each sample's group, if the archive has an array `groups`."""
+    found = _read_chosen(path, str(path), lambda names: [GROUPS] if GROUPS in names else [])
+    if not found:
+        return None
+    if found[0].ndim != 1 or found[0].dtype.kind not in "iu":
+        raise DataError(f"{path}: {GROUPS}: expected an integer for each sample, got {found[0].dtype}")
+    return np.asarray(found[0], np.int64)
 
 
 def _read_chosen(path: Path, name: str, choose: Callable[[set[str]], Sequence[str]]) -> list[Array]:

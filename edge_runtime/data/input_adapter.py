@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from federation.errors import DataError, EmptyData
 from federation.manifest import Manifest
+from federation.preprocessing import PLAIN, Preprocessing
 
 Array = NDArray[Any]
 _CHUNK_BYTES = 4 << 20
@@ -38,25 +39,30 @@ class InputFit:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     channels_last: bool = False  # stored H×W×C, the model takes C×H×W
+    preprocessing: Preprocessing = PLAIN  # the bundle's
 
     @property
     def scaled(self) -> bool:
-        """Bytes are brightness from 0 to 255; a model of floats takes 0 to 1."""
-        return self.stored_dtype == np.uint8 and self.dtype.kind == "f"
+        """Bytes are brightness from 0 to 255; a model of floats takes 0 to 1, unless its bundle says otherwise."""
+        return self.stored_dtype == np.uint8 and self.dtype.kind == "f" and self.preprocessing.scale is None
 
     def convert(self, raw: Array) -> Array:
         """Make inputs of the model: contiguous, in memory of their own unless nothing had to change."""
         moved = np.moveaxis(raw, -1, 1) if self.channels_last else raw.reshape(len(raw), *self.shape)
         if self.scaled:  # the type is stated: numpy 1 would compute in float16
-            return np.divide(moved, 255, out=np.empty(moved.shape, self.dtype), dtype=self.dtype, casting="unsafe")
+            bright = np.divide(moved, 255, out=np.empty(moved.shape, self.dtype), dtype=self.dtype, casting="unsafe")
+            return self.preprocessing.normalise(bright)
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found by looking at the result
-            return np.ascontiguousarray(moved, self.dtype)
+            plain = np.ascontiguousarray(moved, self.dtype)
+            scale = self.preprocessing.scale
+            return self.preprocessing.normalise(plain if scale is None else plain * self.dtype.type(scale))
 
     def describe(self) -> str:
         """Describe it for a report: uint8 28×28 → float32 1×28×28, divided by 255."""
         stored = f"{self.stored_dtype} {shape_text(self.stored)}"
         taken = f"{self.dtype} {shape_text(self.shape)}"
-        return (stored if stored == taken else f"{stored} → {taken}") + (", divided by 255" if self.scaled else "")
+        parts = [stored if stored == taken else f"{stored} → {taken}", "divided by 255" if self.scaled else ""]
+        return ", ".join(part for part in (*parts, self.preprocessing.describe()) if part)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -81,10 +87,11 @@ def fit_inputs(name: str, rows: Rows, manifest: Manifest) -> InputFit:
         raise DataError(f"{has}, {takes}: expected numbers")
     if dtype.kind in "iu" and rows.dtype.kind not in "iu":
         raise DataError(f"{has}, {takes}: expected integers")
+    own = manifest.preprocessing or PLAIN
     if stored == wanted or same_but_for_ones(stored, wanted) or stored == (math.prod(wanted),):
-        return InputFit(stored, rows.dtype, wanted, dtype)
+        return InputFit(stored, rows.dtype, wanted, dtype, preprocessing=own)
     if len(wanted) == 3 and stored == (*wanted[1:], wanted[0]):
-        return InputFit(stored, rows.dtype, wanted, dtype, channels_last=True)
+        return InputFit(stored, rows.dtype, wanted, dtype, channels_last=True, preprocessing=own)
     raise DataError(f"{has}, {takes}")
 
 

@@ -8,15 +8,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from edge_runtime.data.archive import read_archive
-from edge_runtime.data.pictures import read_folder
+from edge_runtime.data.pictures import folder_classes, read_folder
 from edge_runtime.data.samples import Samples, from_arrays
-from edge_runtime.data.table import read_table
+from edge_runtime.data.table import read_table, table_classes
 from edge_runtime.data.user_file import read_user_file
 from federation.errors import DataError, InputError
 from federation.manifest import Manifest
 
 Data = str | Path | tuple[ArrayLike, ArrayLike]  # a reference, or inputs and labels
 FORMS = "FILE.npz, FILE.csv, FILE.py:NAME or a folder with one sub-folder of images per class"
+
+
+def load_classes(reference: str, label: str | None = None) -> list[str]:
+    """Read names of classes from data: sub-folders of images, or labels of a table, in the order of their numbers."""
+    path = Path(reference)
+    if path.is_dir():
+        return folder_classes(path)
+    if path.suffix.lower() == ".csv":
+        return table_classes(path, reference, label)
+    raise DataError(f"{reference} has no names of classes; expected a folder with a sub-folder for each, or FILE.csv")
 
 
 def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) -> Samples:

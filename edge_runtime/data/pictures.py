@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.data.input_adapter import Array, shape_text
-from edge_runtime.data.targets import check_class_names, class_count
+from edge_runtime.data.targets import order_classes
 from federation.errors import DataError, EmptyData, MissingPackage
 from federation.manifest import Manifest
 
@@ -77,18 +77,18 @@ def _plain(image: Image.Image) -> Image.Image:
 def read_folder(folder: Path, name: str, manifest: Manifest) -> tuple[Pictures, Array, list[str]]:
     """Find images, class numbers and names of the classes."""
     shape = _image_shape(manifest, name)
-    names = sorted((entry.name for entry in _entries(folder) if entry.is_dir()), key=_class_order)
-    expected = class_count(manifest)
-    if expected is None:
+    found = folder_classes(folder)
+    if manifest.class_count is None:
         raise DataError(
             f"{name}: sub-folders name classes, but a label of the model {manifest.name!r} is "
             f"{shape_text(manifest.labels.shape)} ({manifest.loss.name})"
         )
-    check_class_names(name, "sub-folders", names, expected, manifest, "an empty sub-folder counts as a class")
+    names = order_classes(name, "sub-folders", found, manifest, "an empty sub-folder counts as a class")
     paths: list[str] = []
     counts = []
     for class_name in names:
-        inside = sorted(e.path for e in _entries(folder / class_name) if e.name.lower().endswith(ENDINGS))
+        entries = _entries(folder / class_name) if class_name in found else []  # the bundle may know more classes
+        inside = sorted(entry.path for entry in entries if entry.name.lower().endswith(ENDINGS))
         paths += inside
         counts.append(len(inside))
     if not paths:
@@ -96,6 +96,11 @@ def read_folder(folder: Path, name: str, manifest: Manifest) -> tuple[Pictures, 
     pictures = Pictures(paths, shape)
     _ = pictures[:1]  # without Pillow, say so now
     return pictures, np.repeat(np.arange(len(names)), counts), names
+
+
+def folder_classes(folder: Path) -> list[str]:
+    """List the classes of a folder in the order of their numbers."""
+    return sorted((entry.name for entry in _entries(folder) if entry.is_dir()), key=_class_order)
 
 
 def _image_shape(manifest: Manifest, name: str) -> tuple[int, int, int]:

@@ -50,11 +50,16 @@ class Samples:
         self._fit = fit
         self._targets = targets
         self._about = about if about is not None else {}
-        self._class_names = class_names
+        self.class_names = class_names  # in the order of their numbers; None: the data has none
         self._chosen = chosen  # numbers of the rows that belong to this view; None: all
 
     def __len__(self) -> int:
         return int(self._rows.shape[0]) if self._chosen is None else len(self._chosen)
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The places of this view's samples in the data as it is stored."""
+        return np.arange(len(self)) if self._chosen is None else self._chosen
 
     @cached_property
     def labels(self) -> Array:
@@ -81,18 +86,7 @@ class Samples:
 
         A class with a single sample stays in training. A fraction of 0 holds nothing out.
         """
-        if not 0 <= fraction < 1:
-            raise InputError(f"the share of held-out samples must lie in [0, 1), got {fraction}")
-        order = shuffled(len(self), seed, _SPLIT)
-        if self.are_classes:
-            _, which, counts = np.unique(self.labels.reshape(-1), return_inverse=True, return_counts=True)
-            order = order[np.argsort(which.reshape(-1)[order], kind="stable")]
-            order = order[counts[which.reshape(-1)[order]] > 1]
-        wanted = round(len(self) * fraction) or int(fraction > 0)
-        held = min(wanted, len(order), max(0, len(self) - 1))
-        picked = order[(np.arange(held) * len(order) + len(order) // 2) // max(1, held)]  # evenly through the classes
-        mask = np.zeros(len(self), np.bool_)
-        mask[picked] = True
+        mask = hold_out(self.labels, self.are_classes, fraction, seed)
         return self._view(np.flatnonzero(~mask)), self._view(np.flatnonzero(mask))
 
     def describe(self) -> dict[str, Any]:
@@ -104,7 +98,7 @@ class Samples:
         return {"count": len(self), "classes": classes, "input": self._fit.describe(), **self._about}
 
     def _class_name(self, number: int) -> str:
-        names = self._class_names
+        names = self.class_names
         return str(number) if names is None or not 0 <= number < len(names) else names[number]
 
     def _view(self, numbers: NDArray[np.int64]) -> Samples:
@@ -115,9 +109,30 @@ class Samples:
             self._fit,
             self._targets,
             about=self._about,
-            class_names=self._class_names,
+            class_names=self.class_names,
             chosen=chosen,
         )
+
+
+def hold_out(labels: Array, are_classes: bool, fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Choose the samples to hold out: about `fraction` of them, the same share of each class, never all.
+
+    A class with a single sample stays in training.
+    """
+    if not 0 <= fraction < 1:
+        raise InputError(f"the share of held-out samples must lie in [0, 1), got {fraction}")
+    count = len(labels)
+    order = shuffled(count, seed, _SPLIT)
+    if are_classes:
+        _, which, counts = np.unique(labels.reshape(-1), return_inverse=True, return_counts=True)
+        order = order[np.argsort(which.reshape(-1)[order], kind="stable")]
+        order = order[counts[which.reshape(-1)[order]] > 1]
+    wanted = round(count * fraction) or int(fraction > 0)
+    held = min(wanted, len(order), max(0, count - 1))
+    picked = order[(np.arange(held) * len(order) + len(order) // 2) // max(1, held)]  # evenly through the classes
+    mask = np.zeros(count, np.bool_)
+    mask[picked] = True
+    return mask
 
 
 def from_arrays(
@@ -134,7 +149,7 @@ def from_arrays(
     targets = fit_targets(name, labels, inputs.shape[0], manifest)
     check_inputs(name, inputs, fit, manifest)
     about = {"stored": "in memory"} if about is None else about
-    return Samples(name, inputs, fit, targets, about=about, class_names=class_names)
+    return Samples(name, inputs, fit, targets, about=about, class_names=class_names or manifest.classes)
 
 
 def check_trainable(samples: Samples, allow_single_class: bool = False) -> None:

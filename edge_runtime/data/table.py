@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from edge_runtime.data.input_adapter import Array
-from edge_runtime.data.targets import check_class_names, class_count
+from edge_runtime.data.targets import order_classes
 from federation.errors import DataError, EmptyData
 from federation.manifest import Manifest
 
@@ -134,19 +134,32 @@ def _label_numbers(
 ) -> tuple[Array, list[str] | None]:
     """Number every different label: what it says, or else the place of the class's name among all."""
     words = [text for text in texts if not _is_number(text)]
-    expected = class_count(manifest)
-    if not words:
+    known = manifest.classes is not None and set(texts) <= set(manifest.classes)  # also names that are numbers
+    if not words and not known:
         return np.array([float(text) for text in texts], np.float64), None
-    if len(words) < len(texts) or expected is None or "" in words:
-        wanted = "a class" if expected is not None and len(words) == len(texts) else "a number"
+    if not known and (len(words) < len(texts) or manifest.class_count is None or "" in words):
+        wanted = "a class" if manifest.class_count is not None and len(words) == len(texts) else "a number"
         word = min(words)
         where = (line for line, cells in _lines(path, layout) if cells[layout.label].strip() == word)
         line = next(where, "?")  # unless the two readers take its quotes differently
         raise DataError(f"{name}: line {line}, {layout.column(layout.label)}: expected {wanted}, got {word!r}")
-    names = sorted(words)
-    check_class_names(name, "names of classes", names, expected, manifest, "or write numbers instead of names")
+    names = order_classes(name, "names of classes", sorted(texts), manifest, "or write numbers instead of names")
     places = {each: place for place, each in enumerate(names)}
     return np.array([places[text] for text in texts], np.int64), names
+
+
+def table_classes(path: Path, name: str, label: str | None) -> list[str]:
+    """List the names of classes in a table, in the order of their numbers."""
+    try:
+        layout = _read_layout(path, name, label)
+        texts = {cells[layout.label].strip() for _, cells in _lines(path, layout) if len(cells) == layout.width}
+    except OSError as error:
+        raise DataError(f"cannot read {name}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name} is no text in UTF-8") from None
+    if all(map(_is_number, texts)):
+        raise DataError(f"{name}: {layout.column(layout.label)} has numbers; expected names of classes")
+    return sorted(texts)
 
 
 def _explain(path: Path, name: str, layout: TableLayout, dtype: np.dtype[Any], reason: str) -> NoReturn:

@@ -7,6 +7,7 @@ something else.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,29 +35,39 @@ class Targets:
         return np.ascontiguousarray(chosen.reshape(len(chosen), *self.shape), self.dtype)
 
     def are_classes(self, labels: Array) -> bool:
-        """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
-        if math.prod(self.shape) != 1:
-            return False
-        return self.loss == "cross_entropy" or (
-            self.loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all())
-        )
+        return are_classes(labels, self.shape, self.loss)
 
 
-def class_count(manifest: Manifest) -> int | None:
-    """Count the classes a sample can belong to; None if its label is something else."""
-    if math.prod(manifest.labels.shape) != 1:
-        return None
-    return {"cross_entropy": manifest.output.shape[0], "bce_with_logits": 2}.get(manifest.loss.name)
+def are_classes(labels: Array, shape: tuple[int, ...], loss: str) -> bool:
+    """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
+    if math.prod(shape) != 1:
+        return False
+    return loss == "cross_entropy" or (loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all()))
 
 
-def check_class_names(name: str, what: str, found: list[str], expected: int, manifest: Manifest, remedy: str) -> None:
-    """Refuse class names unless all are there: they get numbers by their order, which devices have to share."""
-    if len(found) != expected:
-        shown = " ".join(", ".join(found[:10]).split())[:200] + (", …" if len(found) > 10 else "")
+def order_classes(name: str, what: str, found: list[str], manifest: Manifest, remedy: str) -> list[str]:
+    """Return the names of all classes in the order of their numbers.
+
+    A bundle that has names decides, and others are refused. Else the names found here get numbers by their order, which
+    devices have to share: all must be there.
+    """
+    if manifest.classes is not None:
+        if others := [each for each in found if each not in manifest.classes]:
+            raise DataError(
+                f"{name} has {what} {_shown(others)} that are no classes of the model {manifest.name!r}: found "
+                f"{_shown(found)}; expected {_shown(manifest.classes)}"
+            )
+        return list(manifest.classes)
+    if len(found) != manifest.class_count:
         raise DataError(
-            f"{name} has {len(found)} {what} ({shown or 'none'}), the model {manifest.name!r} has {expected} classes: "
-            f"classes are numbered by the order of their names, so all must be there; {remedy}"
+            f"{name} has {len(found)} {what} ({_shown(found)}), the model {manifest.name!r} has {manifest.class_count} "
+            f"classes: classes are numbered by the order of their names, so all must be there; {remedy}"
         )
+    return found
+
+
+def _shown(names: Sequence[str]) -> str:
+    return " ".join(", ".join(names[:10]).split())[:200] + (", …" if len(names) > 10 else "") or "none"
 
 
 def fit_targets(name: str, labels: Array, count: int, manifest: Manifest) -> Targets:

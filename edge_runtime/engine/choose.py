@@ -20,6 +20,13 @@ def check_engine(wanted: str) -> None:
         raise InputError(f"no engine is called {wanted!r}: expected auto, portable or ort-training")
 
 
+def engines_of(wanted: str) -> tuple[str, ...]:
+    """List the engines that this device has, or the one that is asked for."""
+    if wanted != "auto":
+        return (wanted,)
+    return ("portable", "ort-training") if is_available() else ("portable",)
+
+
 def choose_engine(boundary: Boundary, wanted: str = "auto") -> EngineName:
     """Choose the engine asked for, or the portable one where the bundle has its graph, else onnxruntime-training."""
     check_engine(wanted)

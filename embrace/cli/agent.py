@@ -20,15 +20,27 @@ def agent(
     token: Annotated[
         str | None, typer.Option(help="Enrolment token; needed the first time.", envvar="EMBRACE_TOKEN")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget: 64MB. Default: what is free.")] = None,
-    tier: Annotated[str | None, typer.Option(help="Train as this tier, whatever the memory.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory budget of the whole process: 64MB. Default: what is free.")
+    ] = None,
+    tier: Annotated[str | None, typer.Option(help="Train as this tier, if it fits.")] = None,
+    boundary: Annotated[str | None, typer.Option(help="Train from this boundary on, if it fits.")] = None,
     name: Annotated[str | None, typer.Option(help="What this device is called. Default: its host name.")] = None,
     engine: Annotated[str, typer.Option(help="auto, portable or ort-training.")] = "auto",
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of the runtime.")] = 1,
     spinning: Annotated[bool, typer.Option(help="Idle threads wait actively.")] = False,
     work: Annotated[Path | None, typer.Option(help="Where graphs, activations and the credential are kept.")] = None,
-    certificate: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust, for TLS.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file of the authority to trust, for TLS.", envvar="EMBRACE_CERTIFICATE")
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="Train bundles signed by this key (or the key in this file) only; repeatable."),
+    ] = None,
+    max_disk: Annotated[str, typer.Option(help="The most that the work folder takes.")] = "4GB",
+    max_task_time: Annotated[float, typer.Option(min=1.0, help="Seconds for one task.")] = 6 * 3600.0,
+    max_steps: Annotated[int, typer.Option(min=1, help="Steps of one task.")] = 1_000_000,
     tasks: Annotated[int | None, typer.Option(min=1, help="End after so many tasks.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One line of JSON per task.")] = False,
 ) -> None:
@@ -37,6 +49,8 @@ def agent(
     Example: embrace agent --server http://127.0.0.1:8470 --token TOKEN --data digits.npz --memory 64MB
     """
     from edge_runtime.agent import Agent
+    from edge_runtime.budget import parse_size
+    from edge_runtime.own_limits import OwnLimits
 
     with (
         show.progress("agent") as bar,
@@ -47,26 +61,37 @@ def agent(
             name=name,
             memory=memory,
             tier=tier,
+            boundary=boundary,
             engine=engine,
             profile=profile,
             threads=threads,
             spinning=spinning,
             work=work,
             certificate=certificate,
+            trust=trust or (),
+            limits=OwnLimits(parse_size(max_disk), max_task_time, max_steps),
             progress=bar,
             on_report=_json_line if json_ else _line,
+            on_notice=_to_stderr if json_ else _notice,
         ) as worker,
     ):
         worker.run(most_tasks=tasks)
 
 
 def _line(report: Report) -> None:
-    peak = show.size(report.memory["anonymous"]) if report.memory else "–"
     show.console().print(
         f"round {report.round}: trained from {report.boundary!r}, {report.steps} steps, loss {report.loss:.4f}, "
-        f"{report.seconds['wall']:.1f} s, peak {peak}, sent {show.size(report.bytes['uploaded'])}",
+        f"{report.seconds['wall']:.1f} s, peak {show.peak(report.memory)}, sent {show.size(report.bytes['uploaded'])}",
         markup=False,
     )
+
+
+def _notice(text: str) -> None:
+    show.console().print(text, markup=False, soft_wrap=True)
+
+
+def _to_stderr(text: str) -> None:
+    show.Screen(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
 
 
 def _json_line(report: Report) -> None:

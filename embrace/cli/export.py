@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from edge_runtime.signing import read_key, sign_bundle
 from embrace.cli import show
 from federation.errors import InputError
 from federation.manifest import LossName
+from federation.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
     from embrace.bundles import Bundle
@@ -49,8 +52,18 @@ def export(
         str | None, typer.Option(help="Narrow models beside the boundaries, by their share of the channels: 0.45,0.2")
     ] = None,
     engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
+    classes: Annotated[
+        str | None, typer.Option(help="Names in order, cat,dog; or data that has them: a folder of images or FILE.csv.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Of that FILE.csv: the column with the label.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Stored values are multiplied by it: 1/255. Default: bytes by 1/255, others not.")
+    ] = None,
+    mean: Annotated[str | None, typer.Option(help="Subtracted after that, for all or by channel: 0.5,0.5,0.5")] = None,
+    std: Annotated[str | None, typer.Option(help="Divided by at last, for all or by channel: 0.25,0.25,0.25")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
+    sign: Annotated[Path | None, typer.Option(help="Sign with this private key ('embrace key new').")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show the zoo and exit.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -59,6 +72,8 @@ def export(
     Example: embrace export resnet20 --out bundles/resnet20 --engine portable,ort-training
 
     Example: embrace export mymodel.py:build --input 3,32,32 --tiers weak=0.16,moderate=0.42
+
+    Example: embrace export mymodel.py:build --input 3,32,32 --classes photos/ --mean 0.5 --std 0.25
     """
     if list_:
         _list_zoo(json_)
@@ -70,6 +85,7 @@ def export(
         raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
     if loss is not None and loss not in get_args(LossName):
         raise InputError(f"--loss {loss}: expected {', '.join(get_args(LossName))}")
+    key = None if sign is None else read_key(sign)  # a wrong one is answered before PyTorch is loaded
     with show.progress("export") as report:
         from embrace.bundles import Bundle, open_source
         from model_export.bundle import Choices, export_bundle
@@ -85,9 +101,18 @@ def export(
             ignore_index=ignore_index,
             batch=batch,
             seed=seed,
+            classes=_parse_classes(classes),
+            label=label,
+            preprocessing=Preprocessing(
+                _fraction("--scale", scale) if scale is not None else None,
+                tuple(_fraction("--mean", part) for part in show.comma_list(mean)),
+                tuple(_fraction("--std", part) for part in show.comma_list(std)),
+            ),
         )
         target = out or Path(source.name)
         export_bundle(source, target, choices, report)
+        if key is not None:
+            sign_bundle(target, key)
     _show_result(Bundle(target), time.perf_counter() - started, json_)
 
 
@@ -98,6 +123,20 @@ def _parse_shape(text: str | None) -> tuple[int, ...] | None:
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"--input {text}: expected positive numbers separated by commas, e.g. 3,32,32")
     return tuple(map(int, parts))
+
+
+def _parse_classes(text: str | None) -> str | list[str] | None:
+    """Tell names from the data that has them."""
+    if text is None or text.lower().endswith(".csv") or Path(text).is_dir():
+        return text
+    return show.comma_list(text)
+
+
+def _fraction(option: str, text: str) -> float:
+    try:
+        return float(Fraction(text.strip()))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise InputError(f"{option} {text}: expected a number, as 0.5 or 1/255") from None
 
 
 def _parse_tiers(text: str | None) -> dict[str, float] | None:
@@ -159,8 +198,10 @@ def summary(bundle: Bundle, seconds: float) -> dict[str, Any]:
         "layers": len(manifest.layers),
         "batch": manifest.batch,
         "loss": manifest.loss.name,
+        "classes": None if manifest.classes is None else list(manifest.classes),
         "boundaries": [{key: row[key] for key in BOUNDARY_KEYS} for row in bundle.boundaries],
         "tiers": manifest.tiers,
+        "signer": bundle.signer,
         "notes": list(manifest.notes),
         "files": len(manifest.files()) + 1,
         "bytes": sum(ref.bytes for ref in manifest.files()),
@@ -190,6 +231,8 @@ def _show_result(bundle: Bundle, seconds: float, as_json: bool) -> None:
     title = f"{bundle.name}: {layers}, batch {facts['batch']}, loss {facts['loss']}"
     screen = show.console()
     screen.print(show.table(title, columns, rows, left=3))
+    if facts["signer"]:
+        screen.print(f"signed by {facts['signer']}", markup=False, soft_wrap=True)
     for note in facts["notes"]:
         screen.print(f"note: {note}", markup=False)
     written = f"{facts['files']} files, {show.size(facts['bytes'])}, in {bundle.path} after {seconds:.1f} s"

@@ -22,6 +22,9 @@ def inspect(
 ) -> None:
     """Show a bundle's layers and boundaries, and the memory that training from each boundary needs.
 
+    Twice: by the papers' formula (parameters to total), and the peak that follows from the lifetimes of the graph's
+    own values, which decides what fits a budget.
+
     Example: embrace inspect bundles/resnet20 --batch 16 --plot resnet20.png
     """
     bundle = Bundle(directory)
@@ -34,6 +37,11 @@ def inspect(
     screen = show.console()
     screen.print(layers_table(manifest))
     screen.print(boundaries_table(manifest, batch))
+    if manifest.classes is not None:
+        screen.print(f"classes: {', '.join(manifest.classes)}", markup=False)
+    if manifest.preprocessing is not None:
+        screen.print(f"stored values become inputs by: {manifest.preprocessing.describe()}", markup=False)
+    screen.print(f"signed by {bundle.signer}" if bundle.signer else "not signed", markup=False, soft_wrap=True)
     for note in manifest.notes:
         screen.print(f"note: {note}", markup=False)
     if plot is not None:
@@ -66,13 +74,15 @@ def boundaries_table(manifest: Manifest, batch: int | None = None) -> Any:
         (
             *_first_cells(found),
             *(show.size(found["memory"][key]) for key in MEMORY),
+            show.size(found["peak"]),
             show.size(found["train_bytes"]) if found["train_bytes"] is not None else "–",
             *([] if alike else [names]),
         )
         for found, names in zip(described, engines, strict=True)
     ]
-    columns = ("boundary", "tier", "p", "a", "capacity", *MEMORY, "graph", *([] if alike else ["engines"]))
+    columns = ("boundary", "tier", "p", "a", "capacity", *MEMORY, "peak", "graph", *([] if alike else ["engines"]))
     title = f"training from a boundary at batch {batch or manifest.batch}: predicted memory"
+    title += " (total: the papers' formula; peak: lifetimes of the graph's values)"
     return show.table(f"{title}; engines: {engines[0]}" if alike else title, columns, rows, left=2)
 
 

@@ -41,9 +41,11 @@ INTERRUPTED = 130  # 128 + SIGINT, what a shell expects
 COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
         "demo": Entry("embrace.cli.demo", "demo", "Train handwritten digits on a fleet of four agents."),
+        "new": Entry("embrace.cli.new", "new", "Write a small project that works at once."),
         "export": Entry("embrace.cli.export", "export", "Turn a model into a bundle that devices can train."),
         "inspect": Entry("embrace.cli.inspect", "inspect", "Show a bundle and the memory that training needs."),
         "verify": Entry("embrace.cli.verify", "verify", "Compare a bundle with its source."),
+        "key": Entry("embrace.cli.key", "key", "Keys that sign bundles."),
         "train": Entry("embrace.cli.train", "train", "Train a bundle on local data."),
         "serve": Entry("embrace.cli.serve", "serve", "Run a coordinator."),
         "agent": Entry("embrace.cli.agent", "agent", "Take part in training: wait for tasks, train, send updates."),
@@ -99,8 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rich.console import Console
         from rich.text import Text
 
+        from federation.printable import printable_lines
+
         # Text, not a markup string: a message may contain brackets, 'embrace-fl[export]' for one.
-        Console(stderr=True, soft_wrap=True).print(Text(f"error: {explained}", style="red"))
+        Console(stderr=True, soft_wrap=True).print(Text(printable_lines(f"error: {explained}"), style="red"))
         sys.exit(explained.exit_code)
 
 

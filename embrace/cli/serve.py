@@ -11,7 +11,10 @@ import typer
 from embrace.cli import show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from coordinator.server import Server
+    from coordinator.settings import Settings
 
 
 def serve(
@@ -22,14 +25,22 @@ def serve(
     tls_key: Annotated[str | None, typer.Option(help="PEM file.")] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without TLS.")] = None,
     database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
+    evaluation_data: Annotated[
+        str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     devices: Annotated[int, typer.Option(min=0, help="Devices that the printed token enrols; 0: no token.")] = 100,
+    backup: Annotated[
+        Path | None, typer.Option(help="Write an archive (tar) of the directory and end; a coordinator may run on it.")
+    ] = None,
 ) -> None:
     """Run a coordinator: the REST service that hands out tasks and aggregates updates. Ctrl-C ends it cleanly.
 
     Settings may also stand in DIR/serve.toml or in the environment (EMBRACE_PORT=8470).
 
     Example: embrace serve --data coordinator
+
+    Example: embrace serve --data coordinator --backup coordinator.tar
     """
     from coordinator.server import Server
     from coordinator.settings import load_settings
@@ -42,12 +53,34 @@ def serve(
         "tls_key": tls_key,
         "insecure": insecure,
         "database": database,
+        "evaluation_data": evaluation_data,
         "log_level": log_level,
     }
     settings = load_settings(data, os.environ, given)
+    if backup is not None:
+        _back_up(data, settings, backup)
+        return
     with sole_user(data / "coordinator.lock", f"{data} is in use: another coordinator runs on it"):
         server = Server(data, settings)
         server.run(lambda url: _welcome(server, data, devices, url))  # tokens are made once it listens
+
+
+def _back_up(data: Path, settings: Settings, file: Path) -> None:
+    from coordinator.backup import write_backup
+    from federation.errors import InputError
+
+    if settings.database is not None:
+        raise InputError(
+            "--backup copies the SQLite database of the directory; this one is elsewhere: stop the coordinator, then "
+            f"back up the database with its own tools (pg_dump) and copy {data}"
+        )
+    made = write_backup(data, file)
+    show.console().print(
+        f"backup of {data}: {file}, {show.size(made.bytes)} with {made.jobs} jobs and {made.devices} devices; it holds "
+        "the administrator's token, so keep it as you keep that",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
@@ -73,4 +106,14 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
     if devices:
         enrolment = server.registry.invite(devices, 7 * 86400)
         screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
+        _show_link(screen, url, enrolment)
     screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False)
+
+
+def _show_link(screen: Console, url: str, enrolment: str) -> None:
+    """Print the link for browsers; on a terminal also as a QR code."""
+    from embrace.join_link import describe_link, join_link, qr_code
+
+    screen.print(describe_link(url, enrolment), markup=False, soft_wrap=True)
+    if screen.is_terminal and (code := qr_code(join_link(url, enrolment))):
+        screen.print(code, markup=False, highlight=False)

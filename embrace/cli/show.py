@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from federation.printable import printable, printable_lines
+
 # Called with what happens now, and how many of how many steps are done.
 Progress = Callable[[str, int, int], None]
 
+Track = Annotated[
+    str | None, typer.Option(help="Keep the curves in tensorboard, mlflow or wandb: pip install 'embrace-fl[…]'.")
+]
 PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
 
-def console() -> Console:
+class Screen(Console):
+    """rich's console, but that no text which is printed can give orders to a terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable_lines(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+def console() -> Screen:
     """Open standard output as it is now; made anew each time, because tests and pipes exchange it."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    return Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def line(text: str, style: str = "") -> Text:
+    """Make a line that is cut at the width of the screen."""
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def print_json(value: Any) -> None:
@@ -34,14 +52,14 @@ def print_json(value: Any) -> None:
 def progress(title: str) -> Iterator[Progress]:
     """Show a bar while something runs, and only on a terminal."""
     screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with ProgressBar(
         *columns, TimeElapsedColumn(), console=screen, transient=True, disable=not screen.is_terminal
     ) as bar:
         task = bar.add_task(title, total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{title}: {what}", completed=done, total=total)
+            bar.update(task, description=printable(f"{title}: {what}"), completed=done, total=total)
 
         yield report
 
@@ -53,7 +71,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, 
         made.add_column(column, justify="left" if number < left else "right", overflow="fold")
     for row in rows:
         # Text, not a markup string: names may contain brackets.
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        made.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     return made
 
 
@@ -63,6 +81,19 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.{2 if count < 100 * factor else 0}f} {unit}"
     return f"{count} B"
+
+
+def peak(memory: Mapping[str, int]) -> str:
+    """Format a report's peak: of the whole process, beside what it was allowed.
+
+    >>> peak({"anonymous": 23_000_000, "process": 63_400_000, "allowed": 70_000_000})
+    '63 of 70 MB'
+    """
+    whole = memory.get("process", memory.get("anonymous"))
+    if whole is None:
+        return "–"
+    allowed = memory.get("allowed")
+    return size(whole) if allowed is None else f"{whole / 1e6:.0f} of {allowed / 1e6:.0f} MB"
 
 
 def number(count: int) -> str:

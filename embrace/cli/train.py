@@ -25,7 +25,9 @@ def train(
     test: Annotated[str | None, typer.Option(help="Data to evaluate with, in any of these forms.")] = None,
     holdout: Annotated[float, typer.Option(help="Without --test: share of the data held out.")] = 0.1,
     label: Annotated[str | None, typer.Option(help="CSV: the column with the label, by name or number.")] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget: 64MB, 1GB. Default: what is free.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory budget of the whole process: 64MB. Default: what is free.")
+    ] = None,
     boundary: Annotated[
         str | None, typer.Option(help="Train from this boundary or tier on. Default: what fits the memory.")
     ] = None,
@@ -51,6 +53,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier checkpoint.")] = False,
     allow_single_class: Annotated[bool, typer.Option(help="Train even if all labels are the same.")] = False,
     work: Annotated[Path | None, typer.Option(help="Where activations and trials are kept.")] = None,
+    track: show.Track = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train a bundle on local data: as many output-side layers as the memory allows. The data stays here.
@@ -96,6 +99,7 @@ def train(
                 allow_single_class=allow_single_class,
                 work=work,
                 announce=_silent if json_ else partial(_announce, opened.manifest),
+                track=track,
                 progress=_RoundsBar(bar, rounds),
             )
     except (TaskFailed, DataError) as error:
@@ -164,7 +168,7 @@ def _print(history: History, out: Path) -> None:
             f"{entry['loss']:.4f}",
             *_evaluation(entry["evaluation"]),
             f"{entry['seconds']['wall']:.1f}",
-            show.size(entry["memory"]["anonymous"]) if entry["memory"] else "–",
+            show.peak(entry["memory"]),
         )
         for number, entry in enumerate(history.rounds)
     ]

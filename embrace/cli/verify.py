@@ -34,11 +34,13 @@ def verify(
     Example: embrace verify bundles/resnet20
     """
     bundle = Bundle(directory)  # a wrong directory is answered before PyTorch is loaded
+    signer = bundle.signer
     with show.progress("verify") as report:
         results = bundle.compare(source, tolerance=tolerance, batch=batch, progress=report)
     if json_:
-        show.print_json(summary(results, directory, tolerance))
+        show.print_json({**summary(results, directory, tolerance), "signer": signer})
     else:
+        show.console().print(f"signed by {signer}" if signer else "not signed", markup=False, soft_wrap=True)
         print_results(results, tolerance)
     refuse_differences(results, tolerance)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from embrace.cli import show
+from embrace.following import OVER, follow
+from federation.best_version import deciding_metric
 from federation.errors import EmbraceError, InputError
+from federation.printable import printable
 
 if TYPE_CHECKING:
     from embrace.client import Client
 
-OVER = ("done", "failed", "stopped")
 REFRESH = 0.25  # seconds: what happened long ago is not shown step by step
-AGAIN, PATIENCE = 1.0, 600.0  # seconds: between attempts to reach a coordinator, and for all of them
+STILL = 2.0  # seconds between two looks at what a job waits for; what is the same at both is told
 MOST_ROUNDS, MOST_NOTES = 10, 4
 PARTS = ("download", "forward", "training")  # of the time of an update; all others are the rest
 Rows = Sequence[Mapping[str, Any]]
+OnEvent = Callable[[Mapping[str, Any]], None]  # sees every event before it is shown
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
         text = f"{device} gave up, {body['reason']}" + (f": {body['message']}" if body["message"] else "")
     elif kind == "DeviceUnfit":
         text = f"{device} cannot take part: {body['message']}"
+    elif kind == "DeviceBenched":
+        text = f"{device} is {body['message']}"
+    elif kind == "CloseFailed":
+        text = f"it could not be closed (try {body['tries']}), {body['message']}"
     elif kind == "RejectUpdate":
         text = f"an update of {device} does not count, {body['reason']}"
     elif kind == "WaitForDevices":
@@ -60,7 +68,7 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
         text = f"version {body['version']} could not be scored, {body['error']}"
     else:
         return None
-    return Note(f"round {number}: {text}", number, (kind, device), passing=kind.startswith("WaitFor"))
+    return Note(printable(f"round {number}: {text}"), number, (kind, device), passing=kind.startswith("WaitFor"))
 
 
 def _round_of(task: str) -> str:
@@ -116,13 +124,16 @@ class Watched:
         """Render everything in at most so many lines."""
         now = len(self.rounds) - 1
         notes = [note.text for note in self.notes if note.round >= now - (not note.passing) and not self.over]
-        notes += unfit_lines(self.job, self.names)[:MOST_NOTES]
-        room = max(4, height - len(notes) - 14)  # for rows of both tables
+        notes += [*waiting_lines(self.job), *unfit_lines(self.job, self.names)[:MOST_NOTES]]
+        scores = score_lines(self.job, self.rounds)
+        notes = notes[: 2 * MOST_NOTES - len(scores)]
+        room = max(4, height - len(notes) - len(scores) - 14)  # for rows of both tables
         seats = self.seats[: max(2, room - min(len(self.rounds), MOST_ROUNDS, room // 2))]
         rounds = self.rounds[-min(MOST_ROUNDS, max(2, room - len(seats))) :]
         bar = Table.grid()  # which ends its line, as the bar itself does not
         bar.add_row(ProgressBar(self.job["plan"]["num_rounds"], self.job["version"], width=60))
-        told = (_line(note, "yellow") for note in notes)
+        told = [show.line(note, "yellow") for note in notes]
+        told += [show.line(line) for line in scores]
         return Group(self._title(), bar, *told, rounds_table(rounds, self.scores), *self._devices(seats))
 
     def _title(self) -> Text:
@@ -131,13 +142,13 @@ class Watched:
         ended = max((row["closed_at"] or 0.0 for row in self.rounds), default=0.0) if self.over else time.time()
         passed = time.strftime("%H:%M:%S", time.gmtime(max(0.0, ended - job["created_at"])))
         title = Text.assemble(
-            (f"{job['name'] or 'job'} {job['id']}: ", "bold"),
-            (state, style),
+            (printable(f"{job['name'] or 'job'} {job['id']}: "), "bold"),
+            (printable(state), style),
             f", {job['version']} of {job['plan']['num_rounds']} rounds in {passed}",
         )
         if job["message"]:
-            title.append(f"\n{job['message']}", "red")
-        return title.append(f"\n{self.silent}", "yellow") if self.silent else title
+            title.append(f"\n{printable(job['message'])}", "red")
+        return title.append(f"\n{printable(self.silent)}", "yellow") if self.silent else title
 
     def _devices(self, seats: Rows) -> tuple[Any, ...]:
         if not seats:
@@ -147,7 +158,7 @@ class Watched:
         others = Counter(seat["state"] for seat in self.seats[len(seats) :])
         title = f"round {self.job['round']['number']}, and seconds of each device's last update"
         title += f"; not shown: {', '.join(f'{n} {state}' for state, n in others.items())}" if others else ""
-        return _line(title, "bold"), show.table("", columns, rows, left=3)
+        return show.line(title, "bold"), show.table("", columns, rows, left=3)
 
     def _device(self, seat: Mapping[str, Any]) -> tuple[str, ...]:
         member, attempts = seat["member"], len(seat["holders"])
@@ -157,21 +168,46 @@ class Watched:
         rest = spent["wall"] - sum(part or 0.0 for part in parts) if "wall" in spent else None
         seconds = ("–" if value is None else f"{max(0.0, value):.2f}" for value in (*parts, rest))
         name = self.names.get(member["device"], member["device"])
-        return (_short(name, 20), _short(member["boundary"], 14), state, *seconds)
+        return (printable(name, 20), printable(member["boundary"], 14), state, *seconds)
 
 
 def unfit_lines(job: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
     """Say which devices can train nothing of a job, and why."""
-    return [f"{names.get(device, device)} cannot take part: {why}" for device, why in job["unfit"].items()]
+    return [printable(f"{names.get(device, device)} cannot take part: {why}") for device, why in job["unfit"].items()]
 
 
-def _line(text: str, style: str) -> Text:
-    """Make a line that is cut at the width of the screen."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+def waiting_lines(job: Mapping[str, Any]) -> list[str]:
+    """Say what a job waits for, if it does."""
+    return [printable(f"waiting: {job['waiting']['text']}")] if job.get("waiting") else []
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def score_lines(job: Mapping[str, Any], rounds: Rows) -> list[str]:
+    """Say which version is the best so far, and what devices last found."""
+    told = [row["summary"]["evaluation"] for row in rounds if "evaluation" in row["summary"]]
+    return [*([best_line(job["best"])] if job.get("best") else []), *map(device_scores_line, told[-1:])]
+
+
+def device_scores_line(found: Mapping[str, Any]) -> str:
+    """Say how devices scored the version that they received: the mean, the spread over devices, and each tier."""
+    name = "accuracy" if "accuracy" in found else "mean_loss"
+
+    def show_value(value: float) -> str:
+        return f"{value:.1%}" if name == "accuracy" else f"{value:.4f}"
+
+    spread = found["spread"][name]
+    tiers = "".join(f", {printable(tier)} {show_value(own[name])}" for tier, own in found["tiers"].items())
+    devices = f"{found['devices']} device{'s' if found['devices'] != 1 else ''}"
+    return (
+        f"version {found['version']} on {devices}: {name.replace('_', ' ')} {show_value(found[name])} "
+        f"({show_value(spread['min'])} to {show_value(spread['max'])}, median {show_value(spread['median'])}){tiers}"
+    )
+
+
+def best_line(best: Mapping[str, Any]) -> str:
+    """Say which version is the best so far."""
+    name, value = best["metric"].replace("_", " "), best["value"]
+    shown = f"{value:.1%}" if "accuracy" in name else f"{value:.4f}"
+    return printable(f"best: version {best['version']}, {name} {shown}")
 
 
 def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
@@ -184,7 +220,7 @@ def scores_of(metrics: Rows) -> dict[int, dict[str, float]]:
 
 def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, samples: bool = False) -> Any:
     """Tabulate the rounds that are over and the open one. Round n makes version n + 1."""
-    known = next((name for name in ("accuracy", "mean_loss") if any(name in row for row in scores.values())), None)
+    known = deciding_metric(None, {name for row in scores.values() for name in row})
     in_parts = any("parts" in row["summary"] for row in rounds)
     rows = []
     for row in rounds:
@@ -195,7 +231,7 @@ def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, sam
         cells.append(_loss(told.get("loss")))
         if known:
             value = scores.get(row["number"] + 1, {}).get(known) if row["state"] == "committed" else None
-            cells.append("–" if value is None else f"{value:.1%}" if known == "accuracy" else f"{value:.4f}")
+            cells.append("–" if value is None else f"{value:.1%}" if "accuracy" in known else f"{value:.4f}")
         received = show.size(told["bytes_up"]) if "bytes_up" in told else "–"
         rows.append((*cells, received, f"{max(0.0, took):.1f}"))
     columns = ["round", "state", "updates", *(["samples"] if samples else [])]
@@ -213,27 +249,7 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def follow(client: Client, job: str) -> Iterator[dict[str, Any] | EmbraceError | None]:
-    """Yield a job's events until it is over; None when none came for a moment, an error while no answer comes."""
-    last, heard = 0, time.monotonic()
-    while True:
-        try:
-            for event in client.watch_with_pulse(job, last):
-                heard = time.monotonic()
-                last = last if event is None else event["id"]
-                yield event
-            if client.call("GET", f"/jobs/{job}")["state"] in OVER:
-                return
-        except InputError:  # it answers, and the answer is no
-            raise
-        except EmbraceError as error:
-            if time.monotonic() - heard > PATIENCE:
-                raise
-            yield error
-        time.sleep(AGAIN)
-
-
-def watch_live(client: Client, job: str) -> str:
+def watch_live(client: Client, job: str, on_event: OnEvent) -> str:
     """Show a live view; return the state that the job ended in."""
     from rich.live import Live
 
@@ -245,6 +261,7 @@ def watch_live(client: Client, job: str) -> str:
                 if isinstance(event, EmbraceError):
                     watched.silent = f"{event}; trying again"
                 elif event is not None:
+                    on_event(event)
                     watched.hear(event)
                 if event is None or time.monotonic() - shown > REFRESH:
                     shown = time.monotonic()
@@ -260,12 +277,52 @@ def watch_live(client: Client, job: str) -> str:
     return str(watched.job["state"])
 
 
-def watch_lines(client: Client, job: str) -> str:
-    """Print a line for every round, score and note; return the state that the job ended in."""
-    watched = Watched(client, job)
+class Patience:
+    """Find out what a job waits for, once it has waited for the same thing a while."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._job = job
+        self._asked = time.monotonic()
+        self._found: dict[str, Any] | None = None  # what it waited for when it was last asked
+        self._told: dict[str, Any] | None = None
+
+    def look(self) -> dict[str, Any] | None:
+        """Return what the job waits for if that is news; for when no event has come for a moment."""
+        if time.monotonic() - self._asked < STILL:
+            return None
+        self._asked = time.monotonic()
+        try:
+            before, self._found = self._found, self._client.job(self._job)["waiting"]
+        except EmbraceError:  # the coordinator is away, which `follow` notices, too
+            return None
+        if self._found is None or self._found != before or self._found == self._told:
+            return None
+        self._told = self._found
+        return self._found
+
+
+def watch_json(client: Client, job: str, on_event: OnEvent) -> str:
+    """Print every event as a line of JSON, and what the job waits for; return the state that the job ended in."""
+    patience = Patience(client, job)
     for event in follow(client, job):
+        if isinstance(event, dict):
+            on_event(event)
+            print(json.dumps(event), flush=True)
+        elif event is None and (news := patience.look()):
+            print(json.dumps({"job": job, "at": time.time(), "kind": "Waiting", "body": news}), flush=True)
+    return str(client.job(job)["state"])
+
+
+def watch_lines(client: Client, job: str, on_event: OnEvent) -> str:
+    """Print a line for every round, score and note; return the state that the job ended in."""
+    watched, patience = Watched(client, job), Patience(client, job)
+    for event in follow(client, job):
+        if event is None and (news := patience.look()):
+            show.console().print(printable(f"waiting: {news['text']}"), markup=False, soft_wrap=True)
         if event is None or isinstance(event, EmbraceError):
             continue
+        on_event(event)
         note, body = watched.hear(event), event["body"]
         line = note.text if note else None
         if event["kind"] == "RoundCommitted":
@@ -278,7 +335,9 @@ def watch_lines(client: Client, job: str) -> str:
             line = f"version {body['version']}: " + ", ".join(shown)
         if line:
             show.console().print(line, markup=False)
+        if "evaluation" in body:
+            show.console().print(device_scores_line(body["evaluation"]), markup=False, soft_wrap=True)
     watched.look()
     told = f": {watched.job['message']}" if watched.job["message"] else ""
-    show.console().print(f"{watched.job['state']}, version {watched.job['version']}{told}", markup=False)
+    show.console().print(printable(f"{watched.job['state']}, version {watched.job['version']}{told}"), markup=False)
     return str(watched.job["state"])

@@ -70,7 +70,7 @@ class Processes:
         if code is None or (code == 0 and name != COORDINATOR):
             return ""
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = self.last_words(name)
+        last = self.last_words(name) if code > 0 else ""  # what a signal ended did not say why
         return f"{name} {how}{f': {last}' if last else ''}"
 
     def last_words(self, name: str) -> str:

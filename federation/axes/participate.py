@@ -37,7 +37,9 @@ class Slot:
 class Participation:
     """How many of the available devices join, and how long the others wait for them.
 
-    The defaults are full participation: every device joins and is waited for.
+    By default every device joins, and a round ends when all have answered; or when half have, and the rest is late by
+    the measure of those that came. A device that is merely slower than the others is not late, so that a low quorum
+    costs no updates while devices are well. `quorum = 1.0` waits for every device, whatever happens.
 
     >>> [slot.device for slot in Participation(count=2).draw(["a", "b", "c", "d"], seed=1, round_number=0)]
     ['d', 'a']
@@ -49,10 +51,12 @@ class Participation:
     replacement: bool = False  # a device may be drawn several times; its update then counts as many times
     window: int = 1  # rounds for which a cohort stays
     over_select: float = 0.0  # invite so much more than wanted; the first that are wanted count
-    quorum: float | int = 1.0  # of the wanted: a float is a share, an integer a number
-    deadline: float | None = None  # seconds after which a round with a quorum closes; None: when all have arrived
+    quorum: float | int = 0.5  # of the wanted: a float is a share, an integer a number
+    deadline: float | None = None  # seconds after which a round with a quorum closes; None: when the rest is late
     on_missing_quorum: OnMissingQuorum = "wait"  # what happens without a quorum at the deadline
     balance: bool = True  # swap a device in where a layer would have no trainer; see cover.ensure_coverage
+    lateness: float = 3.0  # times the usual duration of the round's tasks, after which a device is late
+    grace: float = 2.0  # seconds: no device is late before, one that does not come for its task is after
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -83,18 +87,25 @@ class Participation:
             self.quorum >= 1 if _is_integer(self.quorum) else 0 < self.quorum <= 1
         ):
             raise FieldError("quorum", f"expected a share in (0, 1] or an integer of at least 1, got {self.quorum!r}")
+        if not 1 <= self.lateness < math.inf:
+            raise FieldError("lateness", f"expected a number of at least 1, got {self.lateness!r}")
+        if not 0 < self.grace < math.inf:
+            raise FieldError("grace", f"expected seconds above 0, got {self.grace!r}")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
             raise FieldError("deadline", f"expected seconds above 0, got {self.deadline!r}")
 
     @property
     def needed(self) -> int:
         """How many devices must be available before a round starts."""
-        needed = self.min_available
-        if self.count is not None:
-            return max(needed, 1 if self.replacement else self.count)
-        if _is_integer(self.quorum):  # a share of fewer devices could never reach it
-            needed = max(needed, math.ceil(self.quorum / self.fraction_train - _ROUNDING))
-        return needed
+        return self.least if self.count is None or self.replacement else max(self.least, self.count)
+
+    @property
+    def least(self) -> int:
+        """How many of them must be fit: a round begins without others that rest, but not without these."""
+        if not _is_integer(self.quorum) or (self.count is not None and self.replacement):
+            return self.min_available
+        share = self.fraction_train if self.count is None else 1.0  # a share of fewer devices could never reach it
+        return max(self.min_available, math.ceil(self.quorum / share - _ROUNDING))
 
     def wanted(self, available: int) -> int:
         """How many draws make a full round."""

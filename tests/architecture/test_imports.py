@@ -22,7 +22,7 @@ HEAVY = frozenset(
     {"fastapi", "httpx", "matplotlib", "onnx", "onnxruntime", "pydantic", "sklearn", "sqlalchemy", "torch"}
 )
 # What of the device the coordinator may use, too.
-PUBLIC_EDGE_RUNTIME = ("bundle_files", "data_reference", "evaluate_version", "files")
+PUBLIC_EDGE_RUNTIME = ("bundle_files", "data_reference", "evaluate_version", "files", "sample_file", "system")
 
 
 @dataclass(frozen=True)

@@ -210,9 +210,9 @@ def test_tokens_that_no_client_has_are_looked_up_a_few_at_a_time(monkeypatch: py
             served.append(len(served))
 
         async def ask(authorization: bytes) -> None:
-            scope = {"type": "http", "method": "GET", "path": "/v1/jobs", "app": SimpleNamespace(state=state)}
-            headers = [(b"authorization", authorization)]
-            await gate({**scope, "headers": headers}, _never, _ignore)
+            scope = {"type": "http", "method": "GET", "path": "/v1/jobs", "query_string": b""}
+            headers, app = [(b"authorization", authorization)], SimpleNamespace(state=state)
+            await gate({**scope, "headers": headers, "app": app}, _never, _ignore)
 
         state = SimpleNamespace(registry=None, coordinator=None)
         gate = Admission(application, ClientLimits())

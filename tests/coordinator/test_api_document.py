@@ -10,7 +10,7 @@ import pytest
 from federation.job import plan_from
 from tests.coordinator.harness import Site
 
-TOO_LARGE = 10**23  # for a database
+TOO_LARGE = 2**31  # for a database
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def documented(site: Site, method: str, route: str) -> dict[str, Any]:
 def test_a_round_that_no_database_can_count_to(site: Site, job: str, table: str) -> None:
     with site.http(site.admin) as admin:
         assert admin.get(f"/v1/jobs/{job}/{table}?first_round={TOO_LARGE}").status_code == 422
-        assert admin.get(f"/v1/jobs/{job}/{table}?first_round={10**18 - 1}").status_code == 200
+        assert admin.get(f"/v1/jobs/{job}/{table}?first_round={2**31 - 1}").status_code == 200
 
 
 def test_an_event_that_no_database_can_count_to(site: Site, job: str) -> None:
@@ -46,7 +46,7 @@ def test_an_event_that_no_database_can_count_to(site: Site, job: str) -> None:
     [
         ("/v1/jobs", {"GET", "POST"}),
         ("/v1/devices", {"GET", "POST"}),
-        ("/v1/devices/d", {"DELETE"}),
+        ("/v1/devices/d", {"DELETE", "GET"}),
         ("/v1/jobs/j/events", {"GET"}),
         ("/v1/jobs/j/pause", {"POST"}),
         ("/healthz", {"GET"}),

@@ -36,7 +36,7 @@ def test_what_cannot_be_part_of_a_path(tmp_path: Path, name: str) -> None:
 
 def test_everything_lies_in_the_directory_and_attempts_apart(tmp_path: Path) -> None:
     bodies = Bodies(DirectoryBlobs(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} == {"bundles", "jobs", "spool"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bundles", "data", "jobs", "spool"}
     first, second = bodies.arriving("job-0-0-1"), bodies.arriving("job-0-0-1")
     assert first != second and first.parent == second.parent == tmp_path / "spool"
     update = an_update("job-0-0-1", "0" * 64)

@@ -116,6 +116,7 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         body = text("UPDATE rounds SET body = :body")
         connection.execute(body, {"body": json.dumps(before["body"])})
         connection.execute(text("DROP TABLE seats"))
+        connection.execute(text("DROP TABLE standings"))
         connection.execute(text("DROP INDEX updates_of_device"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
@@ -142,6 +143,31 @@ class Found(World):
         (bundle,) = (root / "bundles").iterdir()
         self.bundle, self.manifest = bundle.name, read_manifest(bundle)
         self.begin()
+
+
+def shape(path: Path) -> dict[str, tuple[set[str], set[str]]]:
+    """The columns and the indexes of every table."""
+    engine = create_engine(sqlite_url(path))
+    with engine.connect() as connection:
+        known = inspect(connection)
+        found = {
+            table: (
+                {column["name"] for column in known.get_columns(table)},
+                {str(index["name"]) for index in known.get_indexes(table)},
+            )
+            for table in known.get_table_names()
+        }
+    engine.dispose()
+    return found
+
+
+def test_an_old_database_becomes_what_a_new_one_is(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "coordinator.db")) as old:
+        old.executescript((SCHEMA_2 / "coordinator.sql").read_text())
+    engine_of(open_database(sqlite_url(tmp_path))).dispose()
+    (tmp_path / "new").mkdir()
+    engine_of(open_database(sqlite_url(tmp_path / "new"))).dispose()
+    assert shape(tmp_path) == shape(tmp_path / "new")
 
 
 def test_a_job_of_the_second_schema_goes_on(tmp_path: Path) -> None:

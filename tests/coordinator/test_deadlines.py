@@ -47,7 +47,7 @@ def test_a_round_that_is_due_closes_whoever_looks_at_the_clock_first(world: Worl
 
 
 def test_without_a_quorum_the_round_waits_visibly(world: World) -> None:
-    job = world.job(participate={"min_available": 2, "deadline": 60})
+    job = world.job(participate={"min_available": 2, "quorum": 1.0, "deadline": 60}, bounds={"lease": 3600})
     devices = world.fleet("strong", "strong")
     offers = world.offers(devices)
     world.send(devices[0], offers[devices[0]])
@@ -60,7 +60,7 @@ def test_without_a_quorum_the_round_waits_visibly(world: World) -> None:
 
 
 def test_without_a_quorum_the_job_fails_visibly(world: World) -> None:
-    job = world.job(participate={"min_available": 2, "deadline": 60, "on_missing_quorum": "fail"})
+    job = world.job(participate={"min_available": 2, "quorum": 1.0, "deadline": 60, "on_missing_quorum": "fail"})
     devices = world.fleet("strong", "strong")
     offers = world.offers(devices)
     world.send(devices[0], offers[devices[0]])
@@ -76,7 +76,10 @@ def test_without_a_quorum_the_job_fails_visibly(world: World) -> None:
 
 
 def test_a_pause_is_held_against_nobody(world: World) -> None:
-    job = world.job(participate={"min_available": 2, "deadline": 60, "on_missing_quorum": "fail"}, bounds={"lease": 50})
+    job = world.job(
+        participate={"min_available": 2, "quorum": 1.0, "deadline": 60, "on_missing_quorum": "fail"},
+        bounds={"lease": 50},
+    )
     devices = world.fleet("strong", "strong")
     offers = world.offers(devices)
     world.now += 10
@@ -96,7 +99,10 @@ def test_a_pause_is_held_against_nobody(world: World) -> None:
 
 
 def test_an_outage_is_held_against_nobody(world: World) -> None:
-    job = world.job(participate={"min_available": 2, "deadline": 60, "on_missing_quorum": "fail"}, bounds={"lease": 50})
+    job = world.job(
+        participate={"min_available": 2, "quorum": 1.0, "deadline": 60, "on_missing_quorum": "fail"},
+        bounds={"lease": 50},
+    )
     devices = world.fleet("strong", "strong")
     offers = world.offers(devices)
     world.send(devices[0], offers[devices[0]])

@@ -21,6 +21,7 @@ import pytest
 
 from edge_runtime.bundle_files import file_ref, map_weights, read_manifest
 from edge_runtime.client import Declined, DeviceClient
+from edge_runtime.data import load_samples
 from federation.axes.cover import DeviceProfile
 from federation.job import plan_from
 from federation.manifest import MANIFEST_NAME, Manifest
@@ -39,6 +40,7 @@ from tests.coordinator.harness import (
     scripted,
     start_server,
     task_parts,
+    upload,
 )
 from tests.waiting import PATIENCE, wait_until
 
@@ -227,7 +229,7 @@ def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, li
     shutil.copytree(SHIPPED / "model", world.files.bundle(digest))
     enrolled = enrol_all(world)
     plan = {"bundle": "digits", "num_rounds": ROUNDS, "participate": {"min_available": 3}}
-    plan["evaluate"] = {"data": str(DIGITS)}
+    plan["evaluate"] = {"data": upload(world, load_samples(DIGITS, read_manifest(SHIPPED / "model")))}
     job = world.coordinator.create_job(plan_from(plan), digest)
     world.end()
     start = Prepared(folder / "start", read_manifest(SHIPPED / "model"), job, tuple(enrolled))

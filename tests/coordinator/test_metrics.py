@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import ClientDisconnect
 
+from coordinator.api import metrics as prometheus
 from coordinator.api.metrics import Metrics
 from coordinator.errors import NotAllowed, NotFound, Refused
 from federation.errors import InputError
 from federation.wire import WireError
 from tests.live_server import LiveServer, live_server, next_task, send_update
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 NOTHING = {"jobs": {}, "devices": 0, "devices_present": 0, "rounds_committed": 0}
 SECONDS = {"wall": 2.5, "forward": {"first": 0.25, "second": 0.5}, "training": 1.0, "backward": None, "other": 0.1}
@@ -71,6 +76,95 @@ def test_two_applications_count_for_themselves() -> None:
     assert values(second.text().decode())["embrace_updates_accepted_total", ()] == 0
 
 
+def test_words_of_devices_make_no_labels_and_names_are_escaped(tmp_path: Path) -> None:
+    """Hostile names and endless fleets: the parser of Prometheus reads all of it, and labels have a bound."""
+    from coordinator.reports import MOST_DEVICES, MOST_JOBS
+    from coordinator.store.schema import DeviceRecord, JobRecord, MetricRecord, StandingRecord
+    from tests.coordinator.harness import World
+
+    world = World(tmp_path)
+    repository, name = world.coordinator.repository, 'a"b\\c\nd\x1b[2J'
+    with repository.begin() as session:
+        for number in range(MOST_JOBS + 9):
+            repository.add_job(session, JobRecord(f"j{number}", name, "", {}, "done", version=3, created_at=number))
+        scores = [(2, 0.5), (3, 0.75)]
+        rows = [MetricRecord(at, "j58", at, "accuracy", value, 0.0) for at, value in scores]
+        repository.add_metrics(session, [vars(row) for row in rows])
+        for number in range(MOST_DEVICES + 5):
+            repository.add_device(session, DeviceRecord(f"d{number}", name, str(number), False, {}, 0.0, 0.0))
+            repository.write_standings(session, [StandingRecord("j0", f"d{number}", failures=number)])
+    metrics = Metrics(lambda: NOTHING, world.coordinator.figures)
+    metrics.given_up("out_of_memory")
+    metrics.given_up(name)
+    found = values(metrics.text().decode())
+    shown = 'a"b\\c\\nd\\x1b[2J'
+    assert found["embrace_job_score", ("j58", "accuracy", shown)] == 0.75
+    assert sum(key[0] == "embrace_job_version" for key in found) == MOST_JOBS
+    failures = {labels: value for (metric, labels), value in found.items() if metric == "embrace_device_failures"}
+    assert len(failures) == MOST_DEVICES and failures["d24", shown] == 24 and ("d4", shown) not in failures
+    assert found["embrace_tasks_total", ("other",)] == found["embrace_tasks_total", ("out_of_memory",)] == 1
+    assert found["embrace_devices_by_state", ("gone",)] == MOST_DEVICES + 5
+    world.end()
+
+
+def test_devices_are_counted_as_they_are_described(tmp_path: Path) -> None:
+    """The list of devices is the oracle: one by one it says what the database counts at once."""
+    from tests.coordinator.harness import World
+
+    world = World(tmp_path)
+    world.job(participate={"quorum": 1.0})
+    gone = world.fleet("strong", "strong", "strong")
+    world.now += 3600
+    works, fails, late, shut_out, _ = fleet = world.fleet(*["strong"] * 5)
+    offers = world.offers(fleet)
+    world.coordinator.fail_task(fails, offers[fails].id, "data", "no samples")
+    for device in (late, shut_out):
+        world.send(device, offers[device])
+    world.coordinator.revoke(shut_out)
+    world.coordinator.revoke(gone[0])
+    described = Counter(row["state"] for row in world.coordinator.devices())
+    assert described["working"] and described["benched"] and described["gone"] == described["revoked"] == 2
+    assert {state: n for state, n in world.coordinator.figures()["states"].items() if n} == described
+    assert works in offers
+    world.end()
+
+
+def test_however_many_clients_ask_the_numbers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for one reading, which takes one thread; those that come soon after get the same text."""
+    from tests.coordinator.harness import serving
+
+    monkeypatch.setattr(prometheus, "KEPT", PATIENCE)
+    release, read = threading.Event(), []
+    with serving(tmp_path) as site:
+        counts = site.server.app.state.metrics
+        write = counts.text
+
+        def held() -> bytes:
+            read.append(threading.get_ident())
+            release.wait(PATIENCE)
+            return bytes(write())
+
+        counts.text = held
+        with ThreadPoolExecutor(60) as crowd, site.http() as client, site.http(site.admin) as admin:
+            asked = [crowd.submit(client.get, "/metrics") for _ in range(60)]
+            wait_until(lambda: read)
+            assert admin.get("/v1/jobs").status_code == 200
+            release.set()
+            texts = {answer.result().text for answer in asked}
+        assert len(read) == len(texts) == 1
+
+
+def test_a_reading_that_fails_is_not_kept(tmp_path: Path) -> None:
+    from tests.coordinator.harness import serving
+
+    with serving(tmp_path) as site:
+        counts = site.server.app.state.metrics
+        write, counts.text = counts.text, lambda: 1 / 0
+        assert httpx.get(f"{site.url}/metrics", timeout=PATIENCE).status_code == 500
+        counts.text = write
+        wait_until(lambda: httpx.get(f"{site.url}/metrics", timeout=PATIENCE).status_code == 200)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("metrics")
@@ -110,6 +204,13 @@ def test_the_numbers_after_two_rounds(server: LiveServer, job: str) -> None:
     assert found["embrace_requests_total", ("PUT", "/v1/tasks/{task}/update", "201")] == 2
     assert found["embrace_received_bytes_total", ()] > 1000
     assert 1e7 < found["process_resident_memory_bytes", ()] < 1e9
+    name = (job, "small")
+    assert found["embrace_job_version", name] == 2 and found["embrace_job_training_loss", name] == 1.5
+    assert found["embrace_job_round_updates", name] == 1 and found["embrace_job_round_seconds", name] >= 0
+    assert found["embrace_job_devices_missing", name] == 0
+    assert found["embrace_tasks_total", ("done",)] == 2 and found["embrace_tasks_total", ("refused",)] == 1
+    assert found["embrace_tasks_total", ("out_of_memory",)] == 0
+    assert found["embrace_devices_by_state", ("waiting",)] == 1
 
 
 def test_rounds_as_csv(server: LiveServer, job: str) -> None:

@@ -86,7 +86,7 @@ def test_the_servers_state_where_the_algorithm_has_it(site: Site, job_of: MakeJo
         ({"unit": 3}, 400),
         ({"unit": -1}, 422),
         ({"unit": "first"}, 422),
-        ({"unit": 10**30}, 400),
+        ({"unit": 10**30}, 422),
         ({"boundary": "tail"}, 400),
         ({"boundary": "..stem"}, 400),
         ({"boundary": "x" * 300}, 422),
@@ -95,7 +95,7 @@ def test_the_servers_state_where_the_algorithm_has_it(site: Site, job_of: MakeJo
         ({"name": "server_momentum"}, 404),
         ({"name": "..%2Fmodel"}, 404),
         ({"version": 1}, 404),
-        ({"version": -1}, 404),
+        ({"version": -1}, 422),
         ({"job": "nobody"}, 404),
     ],
 )

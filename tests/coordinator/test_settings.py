@@ -47,6 +47,10 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "concurrent_requests": "7",
         "waiting_requests": "8",
         "slow_client": "3",
+        "evaluation_data": str(tmp_path),
+        "evaluation_bytes": "9",
+        "evaluation_memory": "10",
+        "evaluation_seconds": "1.5",
         "log_level": "error",
     }
     both = ("tls_certificate", "tls_key") if name.startswith("tls") else (name,)
@@ -67,6 +71,8 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         ('log_level = "loud"', "expected debug, info, warning or error"),
         ("requests_per_second = 0.0", "requests_per_second: expected a number above 0"),
         ("slow_client = nan", "slow_client: expected a number above 0"),
+        ("evaluation_bytes = 0", "evaluation_bytes: expected a number of bytes from 1"),
+        ('evaluation_data = "nowhere"', "evaluation_data: expected a folder"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:

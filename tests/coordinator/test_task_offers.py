@@ -144,7 +144,7 @@ def test_a_failed_task_goes_to_another_and_rests_for_who_failed(world: World) ->
 
 
 def test_a_device_that_asks_again_gets_the_same_task(world: World) -> None:
-    world.job()
+    world.job(bounds={"lease": 600})
     device = world.device()
     first = world.poll(device)
     world.now += 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import ssl
@@ -137,6 +138,14 @@ def test_who_takes_little_at_a_time_gets_everything(place: Place) -> None:
             came += len(piece)
             if time.monotonic() - began < 6:  # for longer than a client may take nothing
                 time.sleep(0.2)
+
+
+def test_who_never_finishes_a_handshake_is_cut_off(place: Place) -> None:
+    """Two seconds are allowed here; asyncio's own limit is a minute, and without TLS there is no handshake."""
+    connection = socket.create_connection(place.server.address, timeout=45)
+    with connection, contextlib.suppress(ConnectionError):  # which is to be cut off, too
+        assert connection.recv(1) == b""
+    assert place.server.enrol().get("/healthz").status_code == 200
 
 
 def test_the_process_ends_although_somebody_keeps_a_connection(place: Place) -> None:

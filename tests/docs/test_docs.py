@@ -57,9 +57,9 @@ def _resolve(words: list[str]) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_target_of_make_exists(page: Path) -> None:
-    known = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     text = page.read_text()
-    assert set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", text, re.MULTILINE)) <= {
+    assert set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)`", text, re.MULTILINE)) <= {
         pair for name in known for pair in ((name, ""), ("", name))
     }
 
@@ -99,7 +99,7 @@ def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     "kind",
     [
         *(manifest.Manifest, manifest.Source, manifest.Loss, manifest.TensorSpec),
-        *(manifest.Layer, Parameter, manifest.Boundary, manifest.FileRef),
+        *(manifest.Layer, Parameter, manifest.Boundary, manifest.FileRef, manifest.Preprocessing),
     ],
     ids=lambda kind: kind.__name__,
 )

@@ -52,19 +52,33 @@ def test_exporting_a_module(workplace: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == shown[2]
 
 
-def test_simulating_in_python(workplace: Path) -> None:
+def test_simulating_in_python(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    first, loop = (block.replace("num_rounds=20", "num_rounds=2") for block in blocks("simulate.md", "python"))
+    first, loop, own, tracker = (
+        block.replace("num_rounds=20", "num_rounds=2") for block in blocks("simulate.md", "python")
+    )
     loop = loop.replace('("fedavg", "scaffold", "domo")', '("scaffold",)')  # one says as much as three
     exec(first, names)
     assert len(names["run"].rounds) == 2 and Path("accuracy.png").is_file()
     exec(loop, names)
     assert {path.name for path in Path("runs").iterdir()} == {"embracing", "scaffold"}
+    pictures = pytest.importorskip("PIL.Image")
+    data = read_digits()
+    for number, (image, label) in enumerate(zip(data.x_train[:200, 0], data.y_train)):
+        Path(f"flowers/{label}").mkdir(parents=True, exist_ok=True)
+        pictures.fromarray((image * 255).astype(np.uint8)).save(f"flowers/{label}/{number}.png")
+    np.savez("test.npz", x=data.x_test, y=data.y_test)
+    exec(own, names := {**names, "x": data.x_train, "y": data.y_train})
+    assert names["run"].rounds[-1]["samples"] == len(data.y_train)
+    capsys.readouterr()
+    exec(tracker, names)
+    told = capsys.readouterr().out.splitlines()
+    assert (told[0], told[-1], len(told)) == ("begin 2 rounds", "end", 6)
 
 
 def test_job_files_can_be_read() -> None:
     files = [*blocks("fleet.md", "toml"), *blocks("simulate.md", "toml")]
-    assert [parse_plan(text).bundle for text in files] == ["digits", "digits"]
+    assert [parse_plan(text).bundle for text in files] == ["digits", "digits", "flowers-cnn"]
 
 
 def test_an_algorithm_of_the_users_own(workplace: Path) -> None:

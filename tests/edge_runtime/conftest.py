@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,18 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from edge_runtime.bundle_files import map_weights
+from edge_runtime.bundle_files import file_ref, map_weights
+from edge_runtime.client import DeviceClient
 from edge_runtime.data import Samples, from_arrays
 from edge_runtime.engine.choose import EngineName, Step, open_step
 from edge_runtime.engine.ort_training import is_available
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.layers import BundleSource
-from federation.manifest import Boundary, Manifest
+from federation.job import plan_from
+from federation.manifest import MANIFEST_NAME, Boundary, Manifest
 from federation.narrow import take_corners
 from federation.space import Vector
+from tests.coordinator.harness import Site, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES: tuple[EngineName, ...] = ("portable", "ort-training") if is_available() else ("portable",)
@@ -227,3 +233,57 @@ def without_graphs(boundary: Boundary) -> Boundary:
 
 
 LOW_MEMORY = RuntimeSettings(profile="low_memory")
+
+
+# --- an agent and a real coordinator ---
+
+AGENT_TASK = {"steps": 5, "batch": 16, "rate": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, digits) -> Iterator[Site]:
+    with serving(tmp_path_factory.mktemp("site")) as found:
+        digest = file_ref(digits.directory, MANIFEST_NAME).sha256
+        shutil.copytree(digits.directory, found.directory / "bundles" / digest)
+        found.bundle = digest  # type: ignore[attr-defined]
+        yield found
+
+
+@pytest.fixture
+def make_job(site: Site) -> Iterator[Callable[..., str]]:
+    """Jobs that end with their test."""
+    service, made = site.server.coordinator, []
+
+    def make(**plan: Any) -> str:
+        bounds = {"offer": 0.1, **plan.pop("bounds", {})}
+        made.append(
+            service.create_job(plan_from({"bundle": "x", "local": AGENT_TASK, "bounds": bounds, **plan}), site.bundle)
+        )  # type: ignore[attr-defined]
+        return made[-1]
+
+    yield make
+    site.settle()
+    for job in made:
+        if service.job(job)["state"] == "running":
+            service.set_state(job, "stopped")
+    for row in service.devices():
+        if not row["revoked"]:
+            service.revoke(row["id"])
+
+
+@pytest.fixture
+def connect(site: Site) -> Iterator[Callable[[type[DeviceClient], str], DeviceClient]]:
+    """Clients that are closed with their test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kind, token: stack.enter_context(contextlib.closing(kind(site.url, token)))
+
+
+@pytest.fixture
+def data(tmp_path: Path, images) -> Path:
+    np.savez(tmp_path / "data.npz", x=images[0][:100], y=images[1][:100])
+    return tmp_path / "data.npz"
+
+
+def failures(site: Site, job: str) -> list[dict[str, Any]]:
+    events = site.server.coordinator.events(job, 0)[0]
+    return [event["body"] for event in events if event["kind"] == "TaskFailed"]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime import budget
-from edge_runtime.budget import Trial, allow, largest_fitting, parse_size, predicted_peak, remembered
+from edge_runtime import budget, trial
+from edge_runtime.budget import allow, largest_fitting, parse_memory, parse_size
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.session import RuntimeSettings
-from federation.capacity import predicted_memory
+from edge_runtime.trial import Conditions, Trial, Trials, known_needs
+from federation.capacity import predicted_memory, predicted_peak
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
 from tests.embrace.cli.conftest import run
@@ -101,19 +102,26 @@ def test_where_nothing_fits_the_smallest_is_named(manifest: Manifest) -> None:
         largest_fitting(manifest, 32, 10_000, None)
 
 
+def trials(directory: Path, manifest: Manifest, batch: int, work: Path, **more: object) -> Trials:
+    return Trials(Conditions(directory, manifest, batch, **more), work)  # type: ignore[arg-type]
+
+
 def test_a_real_trial_is_made_once_and_remembered(
     directory: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = manifest.boundary("weak")
-    first = remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak)
+    first = trials(directory, manifest, 8, tmp_path)(weak)
     assert first.anonymous > predicted_memory(manifest, weak, 8).activations
     assert first.forward_share is not None and 0 < first.forward_share < 1
-    monkeypatch.setattr(budget, "measure", lambda case: pytest.fail("measured again"))
-    assert remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak) == first
+    assert weak.train is not None and (first.graph, first.batch) == (weak.train.sha256, 8)
+    assert known_needs(tmp_path, RuntimeSettings(), 10) == (first.need,)
+    assert known_needs(tmp_path, RuntimeSettings(threads=2), 10) == (), "other threads take other memory"
+    monkeypatch.setattr(trial, "attempt", lambda *told: pytest.fail("tried again"))
+    assert trials(directory, manifest, 8, tmp_path)(weak) == first
     (written,) = (tmp_path / "trials").iterdir()
     written.write_text("{broken")
     with pytest.raises(pytest.fail.Exception):  # a file that cannot be read is as good as none
-        remembered(directory, manifest, 8, "auto", RuntimeSettings(), tmp_path)(weak)
+        trials(directory, manifest, 8, tmp_path)(weak)
 
 
 def test_a_named_boundary_that_does_not_fit_is_answered_with_one_that_does(
@@ -128,7 +136,7 @@ def test_a_named_boundary_that_does_not_fit_is_answered_with_one_that_does(
             manifest,
             batch=32,
             samples=10,
-            memory=str(idle + room),
+            memory=str(idle + room + budget.AT_WORK),
             boundary="strong",
             work=tmp_path,
             try_out=False,
@@ -186,6 +194,20 @@ def test_unknown_words_are_refused(
 def test_trials_know_the_engine_and_the_batch(directory: Path, manifest: Manifest, tmp_path: Path) -> None:
     weak = replace(manifest.boundary("fc"))
     for batch in (2, 4):
-        remembered(directory, manifest, batch, "portable", RuntimeSettings(), tmp_path)(weak)
+        trials(directory, manifest, batch, tmp_path, engine="portable")(weak)
     (written,) = (tmp_path / "trials").iterdir()
     assert len(json.loads(written.read_text())) == 2
+
+
+@pytest.mark.parametrize("text", ["64", " 512 ", "70", 64])
+def test_a_bare_small_number_is_asked_about(text: str | int) -> None:
+    with pytest.raises(InputError, match=rf"{str(text).strip()} bytes\? write {str(text).strip()}MB"):
+        parse_memory(text)
+    assert parse_memory("64B") == 64 and parse_memory("64000000") == 64_000_000
+
+
+def test_a_budget_below_the_idle_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "current_memory", lambda: budget_memory(40_000_000))
+    with pytest.raises(OutOfMemory, match=r"^30 MB allowed, the idle process takes 40 MB; give it more memory$"):
+        budget.open_budget("30MB")
+    assert budget.open_budget("70MB").room == 30_000_000 - budget.AT_WORK

@@ -255,7 +255,7 @@ def test_a_graph_goes_on_too_and_is_compared_with_its_hash(tmp_path: Path) -> No
     cuts = [500_000, None]
     sha256 = hashlib.sha256(CONTENT).hexdigest()
     with little(lambda request, number: send_part(request, cuts[number])) as server, client(server.url) as (device, _):
-        device.save_graph(sha256, tmp_path / sha256)
+        device.save_graph(sha256, tmp_path / sha256, len(CONTENT))
     assert (tmp_path / sha256).read_bytes() == CONTENT
     assert server.ranges[0] is None and server.ranges[1] is not None
 
@@ -263,7 +263,7 @@ def test_a_graph_goes_on_too_and_is_compared_with_its_hash(tmp_path: Path) -> No
 def test_a_tampered_graph_or_manifest_is_refused(tmp_path: Path) -> None:
     with little(lambda request, number: reply(request, 200, b"evil")) as server, client(server.url) as (device, _):
         with pytest.raises(BundleError, match="sha256"):
-            device.save_graph("0" * 64, tmp_path / "graph")
+            device.save_graph("0" * 64, tmp_path / "graph", len(CONTENT))
         with pytest.raises(BundleError, match="sha256"):
             device.manifest("0" * 64)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,11 @@ REFUSED: list[tuple[Callable[[], str], Manifest, str]] = [
         "data.csv has 2 names of classes (cat, dog), the model 'pets' has 3 classes: classes are "
         "numbered by the order of "
         "their names, so all must be there; or write numbers instead of names",
+    ),
+    (
+        lambda: write_images({"cat": [grey(0)], "bird": []}),
+        replace(model(classes=2, name="pets"), classes=("cat", "dog")),
+        "photos has sub-folders bird that are no classes of the model 'pets': found bird, cat; expected cat, dog",
     ),
     (
         lambda: write_images({"cat": [grey(0)], "dog": []}),

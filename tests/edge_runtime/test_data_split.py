@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import embrace
 from edge_runtime.data import check_trainable, from_arrays
 from federation.errors import EmptyData, InputError, SingleClass
 from federation.manifest import dumps
@@ -94,6 +95,8 @@ def test_the_examples_of_the_page_run(
 ) -> None:
     Path("bundles/digits").mkdir(parents=True)
     Path("bundles/digits/manifest.json").write_text(dumps(model()))
+    pytest.importorskip("torch")
+    embrace.export("digits", classes=[str(number) for number in range(10)]).to_onnx("model.onnx")
     page = (ROOT / "docs" / "guides" / "data.md").read_text()
     blocks = re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL)
     write_text("mydata.py", next(text for kind, text in blocks if text.startswith("# mydata.py")))

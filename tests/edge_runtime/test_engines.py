@@ -187,10 +187,13 @@ def test_two_hundred_steps_take_no_more_memory_than_a_few(digits, engine):
     x, labels = digits.batch("conv1", 32)
     for number in range(20):
         step.run(x, labels, number)
-    before = current_memory().anonymous
-    for number in range(200):
-        step.run(x, labels, number)
-    assert current_memory().anonymous - before < 200 * 4096  # not a page per step; the weights alone are ten of them
+    grown = []
+    for _ in range(3):  # what leaks does so each time; threads of other tests in this process do not
+        before = current_memory().anonymous
+        for number in range(200):
+            step.run(x, labels, number)
+        grown.append(current_memory().anonymous - before)
+    assert min(grown) < 200 * 4096  # not a page per step; the weights alone are ten of them
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.budget import allow, largest_fitting, parse_size, predicted_peak
+from edge_runtime.budget import allow, largest_fitting, parse_size
 from edge_runtime.data import from_arrays
 from edge_runtime.fine_tune import Settled, fine_tune
 from edge_runtime.layers import BundleSource
@@ -13,7 +13,7 @@ from edge_runtime.measure import Case, measure_here
 from edge_runtime.memory import current_memory
 from edge_runtime.trainer import Received, Trainer, batches
 from federation.axes.local import Momentum, WeightDecay
-from federation.capacity import predicted_memory
+from federation.capacity import predicted_memory, predicted_peak
 from federation.errors import InputError, OutOfMemory
 from federation.messages import Task
 from federation.schedule import parse_schedule

@@ -34,7 +34,7 @@ class Elsewhere:
     def manifest(self, bundle: str) -> bytes:
         return (self.directory / MANIFEST_NAME).read_bytes()
 
-    def save_graph(self, sha256: str, path: Path) -> None:
+    def save_graph(self, sha256: str, path: Path, size: int) -> None:
         self.asked.append(sha256)
         if self.tampered:
             raise BundleError(f"the graph that came does not have the sha256 {sha256}")
@@ -46,6 +46,13 @@ class Elsewhere:
         data = (self.directory / str(version)).read_bytes()[start : stop - self.short]
         for at in range(0, len(data), 10_000):
             yield data[at : at + 10_000]
+
+
+@pytest.fixture(autouse=True)
+def placeholders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are a few bytes here; tests/edge_runtime/test_graph_check.py has real ones."""
+    for check in ("check_forward_graph", "check_training_graph"):
+        monkeypatch.setattr(f"edge_runtime.remote.{check}", lambda *_: None)
 
 
 @pytest.fixture

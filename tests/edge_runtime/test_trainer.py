@@ -371,7 +371,7 @@ def test_the_report_says_what_was_done(digits, samples):
     assert (found.status, found.boundary, found.engine, found.profile) == ("done", "dense", "portable", "low_memory")
     assert (found.steps, found.batch, found.samples, found.round) == (8, 32, 200, 0)
     assert found.seconds["wall"] > 0 and set(found.seconds["forward"]) == {"conv1", "conv2", "conv3"}
-    assert found.memory == {} or set(found.memory) == {"anonymous", "file_backed", "total"}
+    assert found.memory == {} or set(found.memory) == {"anonymous", "file_backed", "total", "process"}
 
 
 def test_a_store_serves_the_trainer_from_disk_as_from_memory(digits, samples, tmp_path):

@@ -127,7 +127,7 @@ def test_training_equals_the_command(world: dict[str, Any], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda w: embrace.simulate(w["job"], "digits", test_data=(w["x"], w["y"])), "test_data: a data set by name"),
+        (lambda w: embrace.simulate(w["job"], "digits", test_data=(w["x"], w["y"])), "test_data: belongs to own data"),
         (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), tiers=["weak"]), "tiers: expected a number of devices"),
         (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), workers=0), "workers: expected at least 1"),
         (lambda w: embrace.simulate(w["job"], (w["x"], w["y"]), folder=w["file"]), "cannot write to"),

@@ -49,7 +49,7 @@ def job_text(algorithm: str, rounds: int = 4, more: str = "", **local: Any) -> s
     """A job of five devices; `local` goes into the table [local], `more` behind it."""
     named = f'algorithm = "{algorithm}"' if algorithm else ""
     lines = "".join(f"{key} = {value}\n" for key, value in local.items())
-    joins = "" if "[participate]" in more else "[participate]\nmin_available = 5\n"
+    joins = "" if "[participate]" in more else "[participate]\nquorum = 1.0\nmin_available = 5\n"
     return HEAD.format(rounds=rounds, algorithm=named) + lines + joins + more
 
 
@@ -104,7 +104,7 @@ class RealDevice:
 def write_device(simulated: SimulatedFleet, device: SimulatedDevice, folder: Path) -> Device:
     """What a simulated device has, for a real one."""
     data = folder / f"{device.name}.npz"
-    np.savez(data, x=simulated.data.x_train[device.numbers], y=simulated.data.y_train[device.numbers])
+    np.savez(data, **dict(zip("xy", simulated.train.batch(device.numbers))))
     return device_of(folder, device.name, device.profile.tier)
 
 

@@ -13,7 +13,7 @@ from federation.device_task import Kept
 from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import job_text, simulate
 
-SOME = "[participate]\nmin_available = 5\ncount = 3\n"
+SOME = "[participate]\nquorum = 1.0\nmin_available = 5\ncount = 3\n"
 FEDLAMA = "[sync]\nrule = 'fedlama'\nfactor = 3\n"
 
 

@@ -194,7 +194,7 @@ def test_a_full_disk_while_state_is_written(
 
 # --- replaced --------------------------------------------------------------------------------------
 
-FOUR = "[participate]\ncount = 4\nmin_available = 4\n"
+FOUR = "[participate]\nquorum = 1.0\ncount = 4\nmin_available = 4\n"
 REPLACED = {
     "FedLAMA": (job_text("fedlama", 6, f"[sync]\nrule = 'fedlama'\nfactor = 4\n{FOUR}", steps=2), 2),
     "rotating, local": (job_text("partial_averaging", 22, f"[sync]\nrule = 'rotating'\nparts = 2\n{FOUR}"), 5),
@@ -244,7 +244,7 @@ def test_a_device_that_leaves_in_the_middle_of_a_window(write_job: WriteJob, tmp
 
 def test_nothing_is_left_of_a_job_that_is_over(write_job: WriteJob, tmp_path: Path) -> None:
     """Its last round ends a window, but hands nothing on; what devices kept of it goes when the next job begins."""
-    some = "[participate]\ncount = 3\nmin_available = 5\n[sync]\nrule = 'rotating'\nparts = 1\n"
+    some = "[participate]\nquorum = 1.0\ncount = 3\nmin_available = 5\n[sync]\nrule = 'rotating'\nparts = 1\n"
     file = write_job(job_text("partial_averaging", 10, some))
     simulated = open_fleet(*read_job(file))
     with serving(tmp_path / "served") as site, fleet_at(site, simulated, tmp_path / "devices") as fleet:

@@ -22,7 +22,7 @@ from tests.end_to_end.conftest import WriteJob
 from tests.end_to_end.fleet import Fleet, at_work, enrol, job_text, simulate
 from tests.waiting import PATIENCE
 
-SOME = "[participate]\nmin_available = 5\ncount = 3\n"
+SOME = "[participate]\nquorum = 1.0\nmin_available = 5\ncount = 3\n"
 JOBS = {
     "domo": job_text("domo", 4, steps=2),
     "scaffold": job_text("scaffold", 4, steps=2),

@@ -29,7 +29,8 @@ def test_every_algorithm(name: str, write_job: WriteJob, fleet: Fleet, tmp_path:
 
 
 DOMO = "[{ rule = 'momentum', factor = 0.6 }, { rule = 'server_momentum', beta = 0.9, when = 'before' }]"
-SOME = "[participate]\nmin_available = 5\ncount = 3\n"  # of five devices, drawn anew when the synchronisation allows it
+# Three of five devices, drawn anew when the synchronisation allows it; each of them counts.
+SOME = "[participate]\nquorum = 1.0\nmin_available = 5\ncount = 3\n"
 COMBINATIONS = {
     "output side, FedLAMA, DOMO": job_text(
         "embracing", 6, "[sync]\nrule = 'fedlama'\n[serve]\nrule = 'momentum'\n", steps=3, rules=DOMO

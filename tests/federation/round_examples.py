@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from federation.axes.participate import Participation
-from federation.cohort import Cohort, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
+from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
 from federation.rounds import (
+    MAX_TASK,
     Abandon,
+    CloseFailed,
     CloseRequested,
     Committed,
     DevicesAvailable,
@@ -25,7 +27,7 @@ from federation.rounds import (
     open_round,
 )
 
-LEASE, OFFER = 30.0, 10.0
+LEASE, OFFER, GRACE = 30.0, 10.0, 5.0
 DEVICES = "abcdef"
 
 
@@ -37,8 +39,10 @@ def cohort(devices: str, wanted: int, quorum: int, **more: Any) -> Cohort:
     return Cohort(tuple(Seat(n, member(device)) for n, device in enumerate(devices)), wanted, quorum, **more)
 
 
-def opened(**constants: Any) -> Round:
-    return open_round(3, 7, Participation(**constants), 0.0, lease=LEASE, offer=OFFER)
+def opened(*, most: float = MAX_TASK, **constants: Any) -> Round:
+    return open_round(
+        3, 7, Participation(**{"grace": GRACE, **constants}), 0.0, lease=LEASE, offer=OFFER, max_task=most
+    )
 
 
 def run(round: Round, *facts: tuple[Event, float]) -> tuple[Round, list[Effect]]:
@@ -74,12 +78,14 @@ FACTS: tuple[Event, ...] = (
     DevicesAvailable((member("z"),), cohort("z", 1, 1)),
     DevicesLeft(("a",)),
     LeaseTaken("a", 0),
+    LeaseRenewed("a", 0, 1),
     UpdateArrived("a", 0, 1),
     TaskReturned("a", 0, 1),
     Tick(),
     Resumed(5.0),
     CloseRequested(),
     Committed(),
+    CloseFailed("a defect"),
     Abandon("because"),
     Stop(),
 )

@@ -13,14 +13,19 @@ from federation import rounds
 from federation.cohort import (
     AcceptUpdate,
     AlreadyAccepted,
+    Cohort,
     GrantLease,
+    LeaseRenewed,
     LeaseTaken,
     RejectUpdate,
+    RenewLease,
     TaskReturned,
     UpdateArrived,
 )
 from federation.rounds import (
+    MOST_TRIES,
     Abandon,
+    CloseFailed,
     CloseRequested,
     CloseRound,
     Committed,
@@ -36,8 +41,9 @@ from federation.rounds import (
     advance,
     decode,
 )
-from tests.federation.round_examples import DEVICES, LEASE, OFFER, cohort, collecting, encoded, member, opened, run
+from tests.federation.round_examples import DEVICES, LEASE, cohort, collecting, encoded, member, opened, run
 
+MOST = 20 * LEASE  # seconds for a task
 constants = st.fixed_dictionaries(
     {"deadline": st.sampled_from([25.0, 60.0]), "on_missing_quorum": st.sampled_from(["wait", "fail"])}
 ) | st.just({})
@@ -56,7 +62,7 @@ class AnyRound(RuleBasedStateMachine):
 
     @initialize(rule=constants, wanted=st.integers(1, 4), extra=st.integers(0, 2), data=st.data())
     def begin(self, rule: dict[str, Any], wanted: int, extra: int, data: Any) -> None:
-        self.first = self.round = opened(**rule)
+        self.first = self.round = opened(most=MOST, **rule)
         self.cohort = cohort(DEVICES[: wanted + extra], wanted, data.draw(st.integers(1, wanted)))
         if data.draw(st.sampled_from([True, True, True, False])):
             self.draw()
@@ -71,13 +77,17 @@ class AnyRound(RuleBasedStateMachine):
         self.facts.append((event, self.now))
         if isinstance(event, Resumed):
             for leases in self.leases.values():
-                leases[:] = [(device, until + event.outage) for device, until in leases]
+                leases[:] = [(device, max(until + event.outage, self.now + LEASE)) for device, until in leases]
         for effect in effects:
             if isinstance(effect, GrantLease):
                 assert self.round.state == "collecting"
                 leases = self.leases.setdefault(effect.seat.number, [])
                 if len(effect.seat.holders) > len(leases):
                     leases.append((effect.seat.member.device, self.now + LEASE))
+            if isinstance(effect, RenewLease):
+                leases = self.leases[effect.seat.number]
+                assert self.now < leases[-1][1] and effect.seat.member.device == leases[-1][0]
+                leases[-1] = (leases[-1][0], self.now + LEASE)
             if isinstance(effect, AcceptUpdate):
                 assert isinstance(event, UpdateArrived)
                 device, until = self.leases[event.slot][-1]
@@ -137,6 +147,13 @@ class AnyRound(RuleBasedStateMachine):
         if not own and not failed:
             assert effects[-1] == RejectUpdate(device, "not_yours") or isinstance(effects[-1], CloseRound)
 
+    @rule(device=st.sampled_from(DEVICES), seconds=st.sampled_from([0.0, 5.0, 20.0]))
+    def heartbeat(self, device: str, seconds: float) -> None:
+        self.now += seconds
+        seat = self.round.seat_of(device)
+        if seat is not None:
+            self.tell(LeaseRenewed(device, seat.number, len(seat.holders)))
+
     @rule(device=st.sampled_from(DEVICES))
     def fail(self, device: str) -> None:
         seat = self.round.seat_of(device)
@@ -162,7 +179,13 @@ class AnyRound(RuleBasedStateMachine):
         self.round = decode(*json.loads(json.dumps(encoded(self.round))))
         self.tell(Resumed(outage))
 
-    @rule(event=st.sampled_from([Committed(), Committed(), CloseRequested()]))
+    @rule(seconds=st.sampled_from([0.5, 31.0, 200.0]))
+    def pause(self, seconds: float) -> None:
+        """Time passes for all but the job."""
+        self.now += seconds
+        self.tell(Resumed(seconds))
+
+    @rule(event=st.sampled_from([Committed(), Committed(), CloseFailed("a defect"), CloseRequested()]))
     def command(self, event: Event) -> None:
         self.tell(event)
 
@@ -189,24 +212,33 @@ class AnyRound(RuleBasedStateMachine):
             assert [seat.number for seat in effect.seats] == sorted(self.accepted)
 
     @invariant()
-    def nobody_has_two_seats(self) -> None:
-        busy = [seat.member.device for seat in self.round.slots if not seat.free]
-        assert len(set(busy)) == len(busy)
+    def the_next_round_can_be_drawn_from_this_one(self) -> None:
+        """No device has two seats, not even a free one that it had before: a window's next cohort takes them over."""
+        if self.round.slots:
+            Cohort(self.round.slots, self.round.wanted, self.round.quorum)
 
     def teardown(self) -> None:
         assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
+        if self.round.state == "selecting":
+            self.draw()
         if self.round.state == "collecting":
-            self.everybody_answers()
+            self.one_only_beats()
+        for _ in range(MOST_TRIES):
+            if self.round.state == "closing":
+                self.tell(CloseFailed("a defect"))
+        assert self.round.state in ("committed", "abandoned")
 
-    def everybody_answers(self) -> None:
-        """Liveness: when enough devices come, take and answer, the round ends."""
-        for _ in range(4):
-            self.now += OFFER  # those who failed have rested
-            self.tell(DevicesAvailable(tuple(map(member, DEVICES))))
-            for seat in self.round.slots:
-                self.tell(LeaseTaken(seat.member.device, seat.number))
-            for seat in self.round.slots:
-                self.tell(UpdateArrived(seat.member.device, seat.number, len(seat.holders)))
+    def one_only_beats(self) -> None:
+        """Liveness: when enough devices come, take and answer, the round ends, though one only beats."""
+        hung = next((seat.member.device for seat in self.round.slots if seat.state == "leased"), "none")
+        others = [device for device in DEVICES if device != hung]
+        end = self.now + 2 * MOST
+        while self.round.state == "collecting" and self.now < end:
+            self.tell(DevicesAvailable(tuple(map(member, others))))
+            for device in others:
+                self.take(device)
+                self.answer(device, 0)
+            self.heartbeat(hung, LEASE / 2)
         assert self.round.state in ("closing", "abandoned")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from federation.cohort import (
     Member,
     RefuseLease,
     RejectUpdate,
+    RenewLease,
     Seat,
     assign,
     hand_out,
@@ -57,7 +59,7 @@ def devices_of(cohort: Cohort) -> list[str]:
 def test_seats_have_a_device_and_its_boundary() -> None:
     cohort = make(Participation())
     assert sorted(devices_of(cohort)) == FLEET
-    assert (cohort.wanted, cohort.quorum, cohort.missing, cohort.uncovered, cohort.unfit) == (20, 20, 0, (), ())
+    assert (cohort.wanted, cohort.quorum, cohort.missing, cohort.uncovered, cohort.unfit) == (20, 10, 0, (), ())
     for seat in cohort.seats:
         strong = PROFILES[seat.member.device] is STRONG
         assert seat.member == Member(seat.member.device, "stem" if strong else "head", 3 if strong else 1)
@@ -74,12 +76,31 @@ def test_too_few_devices() -> None:
     assert make(Participation(), devices=[]).missing == 1
 
 
+@pytest.mark.parametrize(
+    ("rule", "missing"),
+    [
+        (Participation(), 0),
+        (Participation(count=8), 0),  # fewer are drawn
+        (Participation(count=8, quorum=5), 1),
+        (Participation(quorum=6), 2),
+        (Participation(quorum=3, fraction_train=0.5), 2),
+        (Participation(min_available=5), 1),
+        (Participation(count=8, quorum=8, replacement=True), 0),  # a device may count several times
+    ],
+)
+def test_what_a_job_asks_for_in_numbers_holds_while_devices_rest(rule: Participation, missing: int) -> None:
+    cohort = assign(5, 0, FLEET[:4], PROFILES, rule, OutputSide(), MODEL, None, resting=16)
+    assert cohort.missing == missing
+    if not missing and isinstance(rule.quorum, int):
+        assert cohort.quorum == rule.quorum
+
+
 def test_devices_that_can_train_nothing_are_left_out_and_named() -> None:
     profiles = {"a": STRONG, "b": DeviceProfile(memory=1), "c": DeviceProfile(boundary="tail")}
     cohort = make(Participation(), devices=["a", "b", "c", "unknown"], profiles=profiles)
     assert sorted(devices_of(cohort)) == ["a", "unknown"]
     assert [device for device, _ in cohort.unfit] == ["b", "c"]
-    assert "fits 1 bytes" in cohort.unfit[0][1]
+    assert "1 bytes are left beside the idle process" in cohort.unfit[0][1]
     assert "no boundary or tier named 'tail'" in cohort.unfit[1][1]
     whole = assign(0, 0, ["a", "b"], {"a": STRONG, "b": WEAK}, Participation(), Everything(), MODEL, None)
     assert devices_of(whole) == ["a"]
@@ -181,58 +202,73 @@ A, B, C = Member("a", "stem", 3), Member("b", "head", 1), Member("c", "stem", 3)
 
 def test_a_lease_is_for_whom_it_was_offered_to() -> None:
     seat = Seat(0, A, until=10.0)
-    leased, effect = seat.leased_to("a", 20.0, closed=False)
+    leased, effect = seat.leased_to("a", 0.0, 20.0, closed=False)
     assert effect == GrantLease(leased)
     assert (leased.state, leased.until, leased.holders) == ("leased", 20.0, ("a",))
-    assert leased.leased_to("a", 99.0, closed=False) == (leased, GrantLease(leased))  # asked again: the same lease
-    assert seat.leased_to("b", 20.0, closed=False) == (seat, RefuseLease("b", "not_yours"))
-    assert seat.leased_to("a", 20.0, closed=True) == (seat, RefuseLease("a", "round_closed"))
+    assert leased.leased_to("a", 0.0, 99.0, closed=False) == (leased, GrantLease(leased))  # asked again: the same lease
+    assert seat.leased_to("b", 0.0, 20.0, closed=False) == (seat, RefuseLease("b", "not_yours"))
+    assert seat.leased_to("a", 0.0, 20.0, closed=True) == (seat, RefuseLease("a", "round_closed"))
     (over,), freed = run_out([leased], 20.0)
     assert freed == 1
-    assert over.leased_to("a", 30.0, closed=False) == (over, RefuseLease("a", "expired"))
+    assert over.leased_to("a", 0.0, 30.0, closed=False) == (over, RefuseLease("a", "expired"))
 
 
 def test_answers() -> None:
-    first, _ = Seat(0, A, until=10.0).leased_to("a", 20.0, closed=False)
-    assert first.answered_by("b", 1, closed=False) == (first, RejectUpdate("b", "not_yours"))
-    assert first.answered_by("a", 2, closed=False) == (first, RejectUpdate("a", "not_yours"))
-    assert first.answered_by("a", 0, closed=False) == (first, RejectUpdate("a", "not_yours"))
-    assert first.answered_by("a", 1, closed=True) == (first, RejectUpdate("a", "round_closed"))
-    done, effect = first.answered_by("a", 1, closed=False)
+    first, _ = Seat(0, A, until=10.0).leased_to("a", 0.0, 20.0, closed=False)
+    assert first.answered_by("b", 1, 15.0, closed=False) == (first, RejectUpdate("b", "not_yours"))
+    assert first.answered_by("a", 2, 15.0, closed=False) == (first, RejectUpdate("a", "not_yours"))
+    assert first.answered_by("a", 0, 15.0, closed=False) == (first, RejectUpdate("a", "not_yours"))
+    assert first.answered_by("a", 1, 15.0, closed=True) == (first, RejectUpdate("a", "round_closed"))
+    done, effect = first.answered_by("a", 1, 15.0, closed=False)
     assert effect == AcceptUpdate(done)
     for closed in (False, True):
-        assert done.answered_by("a", 1, closed=closed) == (done, AlreadyAccepted(done))
-    assert done.leased_to("a", 30.0, closed=False) == (done, RefuseLease("a", "duplicate"))
+        assert done.answered_by("a", 1, 15.0, closed=closed) == (done, AlreadyAccepted(done))
+    assert done.leased_to("a", 0.0, 30.0, closed=False) == (done, RefuseLease("a", "duplicate"))
     (over,), _ = run_out([first], 21.0)
-    assert over.answered_by("a", 1, closed=False) == (over, RejectUpdate("a", "expired"))
-    again = over.offered_to(B, 30.0)
-    assert again.answered_by("a", 1, closed=False) == (again, RejectUpdate("a", "expired"))
-    second, _ = again.leased_to("b", 40.0, closed=False)
-    assert second.answered_by("a", 1, closed=False) == (second, RejectUpdate("a", "late"))
-    answered, _ = second.answered_by("b", 2, closed=False)
-    assert answered.answered_by("a", 1, closed=False) == (answered, RejectUpdate("a", "late"))
-    mine, _ = over.offered_to(A, 30.0).leased_to("a", 40.0, closed=False)
-    mine, _ = mine.answered_by("a", 2, closed=False)
-    assert mine.answered_by("a", 1, closed=False) == (mine, RejectUpdate("a", "duplicate"))
+    assert over.answered_by("a", 1, 15.0, closed=False) == (over, RejectUpdate("a", "expired"))
+    again = over.offered_to(B, 20.0, 30.0)
+    assert again.answered_by("a", 1, 15.0, closed=False) == (again, RejectUpdate("a", "expired"))
+    second, _ = again.leased_to("b", 0.0, 40.0, closed=False)
+    assert second.answered_by("a", 1, 15.0, closed=False) == (second, RejectUpdate("a", "late"))
+    answered, _ = second.answered_by("b", 2, 15.0, closed=False)
+    assert answered.answered_by("a", 1, 15.0, closed=False) == (answered, RejectUpdate("a", "late"))
+    mine, _ = over.offered_to(A, 20.0, 30.0).leased_to("a", 0.0, 40.0, closed=False)
+    mine, _ = mine.answered_by("a", 2, 15.0, closed=False)
+    assert mine.answered_by("a", 1, 15.0, closed=False) == (mine, RejectUpdate("a", "duplicate"))
 
 
 def test_a_free_seat_goes_rather_to_somebody_who_trains_as_much() -> None:
-    leased, _ = Seat(0, A, until=10.0).leased_to("a", 20.0, closed=False)
+    leased, _ = Seat(0, A, until=10.0).leased_to("a", 0.0, 20.0, closed=False)
     seats, _ = run_out([leased], 20.0)
-    assert hand_out(seats, [B, A, C], 20.0, 25.0)[1] == [seats[0].offered_to(C, 25.0)]
-    assert hand_out(seats, [B, A], 20.0, 25.0)[1] == [seats[0].offered_to(A, 25.0)]
-    assert hand_out(seats, [B], 20.0, 25.0)[1] == [seats[0].offered_to(B, 25.0)]
+    assert hand_out(seats, [B, A, C], 20.0, 25.0)[1] == [seats[0].offered_to(C, 20.0, 25.0)]
+    assert hand_out(seats, [B, A], 20.0, 25.0)[1] == [seats[0].offered_to(A, 20.0, 25.0)]
+    assert hand_out(seats, [B], 20.0, 25.0)[1] == [seats[0].offered_to(B, 20.0, 25.0)]
     assert hand_out(seats, [], 20.0, 25.0) == (seats, [])
 
 
-def test_who_failed_rests_before_it_gets_the_same_seat_again() -> None:
-    leased, _ = Seat(0, A, until=10.0).leased_to("a", 20.0, closed=False)
+def test_a_seat_that_failed_is_free_at_once_and_rather_for_another() -> None:
+    leased, _ = Seat(0, A, until=10.0).leased_to("a", 0.0, 20.0, closed=False)
     assert leased.failed_by("b", 1, 15.0) == leased
     failed = leased.failed_by("a", 1, 15.0)
-    assert (failed.state, failed.failed_by("a", 1, 99.0)) == ("failed", failed)
-    assert hand_out([failed], [A], 14.0, 25.0)[1] == []
-    assert hand_out([failed], [A], 15.0, 25.0)[1] == [failed.offered_to(A, 25.0)]
-    assert hand_out([failed], [A, B], 14.0, 25.0)[1] == [failed.offered_to(B, 25.0)]
+    assert (failed.state, failed.since, failed.failed_by("a", 1, 99.0)) == ("failed", 15.0, failed)
+    assert hand_out([failed], [A], 20.0, 25.0)[1] == [failed.offered_to(A, 20.0, 25.0)]
+    assert hand_out([failed], [A, C], 20.0, 25.0)[1] == [failed.offered_to(C, 20.0, 25.0)]
+
+
+def test_renewals() -> None:
+    seat = Seat(0, A, until=10.0)
+    assert seat.renewed_by("a", 1, 30.0, closed=False) == (seat, RefuseLease("a", "not_yours"))
+    leased, _ = seat.leased_to("a", 0.0, 20.0, closed=False)
+    renewed, effect = leased.renewed_by("a", 1, 30.0, closed=False)
+    assert effect == RenewLease(renewed) and renewed == replace(leased, until=30.0)
+    assert renewed.renewed_by("a", 1, 25.0, closed=False)[0] == renewed  # never shorter
+    assert leased.renewed_by("b", 1, 30.0, closed=False) == (leased, RefuseLease("b", "not_yours"))
+    assert leased.renewed_by("a", 1, 30.0, closed=True) == (leased, RefuseLease("a", "round_closed"))
+    (over,), _ = run_out([leased], 20.0)
+    assert over.renewed_by("a", 1, 30.0, closed=False) == (over, RefuseLease("a", "expired"))
+    done, _ = leased.answered_by("a", 1, 15.0, closed=False)
+    assert (done.since, done.seconds) == (15.0, 15.0)
+    assert done.renewed_by("a", 1, 30.0, closed=False) == (done, RefuseLease("a", "duplicate"))
 
 
 def test_nobody_gets_a_second_seat() -> None:

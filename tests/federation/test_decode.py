@@ -307,7 +307,7 @@ def test_a_rule_from_a_file_is_written_as_the_job_named_it() -> None:
         assert task.rules == (Signs(3.0),)
         written = encode_task(task)
         assert written["rules"] == [{"rule": "mine.py:Signs", "scale": 3.0}]
-        assert decode(Task, written, resolve=found) == task
+        assert decode(Task, written, defaults=True, resolve=found) == task
         with pytest.raises(InputError, match="run no code of a job, simulations do"):
             decode_task(written)
     finally:

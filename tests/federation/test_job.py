@@ -74,9 +74,17 @@ STORED = (
 )
 
 
+def _known(written: Any, stored: Any) -> Any:
+    """What is written, without the keys that the stored plan has not."""
+    if not isinstance(written, dict):
+        return written
+    return {key: _known(value, stored[key]) for key, value in written.items() if key in stored}
+
+
 def test_a_stored_plan_is_read_and_written_as_it_was() -> None:
-    plan = plan_from(json.loads(STORED))
-    assert json.dumps(plan_to(plan)) == STORED
+    stored = json.loads(STORED)
+    plan = plan_from(stored)
+    assert json.dumps(_known(plan_to(plan), stored)) == STORED, "but for keys that came later"
     assert (plan.cover, plan.sync, plan.serve) == (Everything({"a": 5.0}), Rotating(2), Serve(Yogi()))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from federation.errors import BundleError, InputError
+from federation.errors import BundleError, FieldError, InputError
 from federation.manifest import (
     Boundary,
     FileRef,
@@ -21,6 +22,7 @@ from federation.manifest import (
     dumps,
     loads,
 )
+from federation.preprocessing import Preprocessing
 from federation.space import Parameter
 
 SHA = "0123456789abcdef" * 4
@@ -64,6 +66,47 @@ def manifest() -> Manifest:
 
 def test_there_and_back() -> None:
     assert loads(dumps(manifest())) == manifest()
+
+
+def test_names_of_classes_and_the_scaling_of_inputs_travel() -> None:
+    plain = manifest()
+    assert '"classes"' not in dumps(plain) and '"preprocessing"' not in dumps(plain), "older bundles keep their bytes"
+    scaling = Preprocessing(1 / 255, (0.5,), (0.25, 0.25, 0.5, 1.0))
+    named = replace(plain, classes=("ant", "bee", "cat", "dog"), preprocessing=scaling)
+    assert loads(dumps(named)) == named
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": ("cat", "dog")}, "classes: 2 names, the model 'tiny' has 4 classes"),
+        ({"classes": ("a", "b", "b", "c")}, "one is there twice"),
+        ({"classes": ("a", "b", "c\x1b[2J", "d")}, "got 'c\\x1b[2J'"),
+        ({"classes": ("a", "b", " ", "d")}, "got ' '"),
+        ({"classes": ("a", "b"), "loss": Loss("mse")}, "has labels that are no classes"),
+        ({"preprocessing": Preprocessing(mean=(1.0, 2.0))}, "preprocessing.mean: expected one number or 4"),
+        (
+            {"preprocessing": Preprocessing(std=(1.0,)), "input": TensorSpec("int64", (4,))},
+            "preprocessing: the model takes int64, which is not scaled",
+        ),
+    ],
+)
+def test_names_and_scaling_that_do_not_fit_the_model(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BundleError, match=re.escape(message)):
+        replace(manifest(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scale": 0.0}, "scale: expected a number above 0"),
+        ({"std": (1.0, 0.0)}, "std: expected numbers above 0"),
+        ({"mean": (float("nan"),)}, "mean: expected finite numbers"),
+    ],
+)
+def test_scaling_that_is_none(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError, match=re.escape(message)):
+        Preprocessing(**given)
 
 
 def test_the_same_manifest_has_the_same_bytes() -> None:

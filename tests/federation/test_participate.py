@@ -35,10 +35,12 @@ def drawn(rule: Participation, devices: Any, seed: int = 0, number: int = 0) -> 
     return [slot.device for slot in rule.draw(devices, seed, number)]
 
 
-def test_the_defaults_are_full_participation() -> None:
+def test_by_default_all_are_invited_and_half_are_enough() -> None:
     rule = Participation()
     assert sorted(drawn(rule, DEVICES)) == sorted(DEVICES)
-    assert (rule.needed, rule.wanted(12), rule.invited(12), rule.quorum_of(12)) == (1, 12, 12, 12)
+    assert (rule.needed, rule.wanted(12), rule.invited(12), rule.quorum_of(12)) == (1, 12, 12, 6)
+    assert [rule.quorum_of(wanted) for wanted in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
+    assert Participation(quorum=1.0).quorum_of(12) == 12
 
 
 def test_a_draw_is_the_same_on_every_machine() -> None:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from federation.axes.participate import Participation
 from federation.cohort import (
     AcceptUpdate,
     AlreadyAccepted,
     Cohort,
     GrantLease,
+    LeaseRenewed,
     LeaseTaken,
     OfferTask,
     RefuseLease,
     RejectUpdate,
+    RenewLease,
     Seat,
     TaskReturned,
     UpdateArrived,
 )
 from federation.errors import InputError
 from federation.rounds import (
+    MAX_TASK,
+    MOST_TRIES,
+    VACANT,
     Abandon,
+    CloseFailed,
     CloseRequested,
     CloseRound,
     Committed,
     DevicesAvailable,
     DevicesLeft,
     Resumed,
+    Round,
     RoundAbandoned,
     Stop,
     Tick,
@@ -35,8 +44,21 @@ from federation.rounds import (
     WaitForUpdates,
     WarnLayerUncovered,
     advance,
+    decode,
+    open_round,
 )
-from tests.federation.round_examples import EXAMPLES, LEASE, OFFER, closing, cohort, collecting, member, opened, run
+from tests.federation.round_examples import (
+    EXAMPLES,
+    LEASE,
+    OFFER,
+    closing,
+    cohort,
+    collecting,
+    encoded,
+    member,
+    opened,
+    run,
+)
 
 
 def test_a_whole_round() -> None:
@@ -46,7 +68,7 @@ def test_a_whole_round() -> None:
     assert round.wakes_at == 1.0 + OFFER
     round, (granted,) = advance(round, LeaseTaken("b", 1), 2.0)
     assert granted == GrantLease(round.slots[1])
-    assert round.seat_of("b") == Seat(1, member("b"), 1, "leased", 2.0 + LEASE, ("b",))
+    assert round.seat_of("b") == Seat(1, member("b"), 1, "leased", 2.0 + LEASE, ("b",), 2.0, began=2.0)
     round, _ = run(round, (LeaseTaken("a", 0), 2.0), (LeaseTaken("c", 2), 2.0))
     round, effects = advance(round, UpdateArrived("c", 2, 1), 3.0)
     assert effects == (AcceptUpdate(round.slots[2]),)
@@ -113,7 +135,8 @@ def test_a_failed_task_is_free_for_another() -> None:
     assert (round.slots[1].state, effects) == ("failed", (WaitForDevices(1),))
     assert advance(round, TaskReturned("b", 1, 1), 1.0) == (round, ())
     assert advance(round, UpdateArrived("b", 1, 1), 1.0)[1] == (RejectUpdate("b", "expired"),)
-    assert advance(round, DevicesAvailable((member("b"),)), 2.0) == (round, ())  # not at once again
+    same, _ = advance(round, DevicesAvailable((member("b"),)), 2.0)  # whether it may is the coordinator's to say
+    assert same.slots[1].state == "offered"
     round, _ = advance(round, DevicesAvailable((member("b"), member("d"))), 2.0)
     assert round.slots[1].member.device == "d"
 
@@ -185,13 +208,191 @@ def test_stop_gives_up_what_is_collected_and_lets_end_what_is_closing() -> None:
     assert advance(round, Committed(), 3.0)[0].state == "committed"
 
 
+def test_a_renewed_lease_lasts_and_one_that_is_not_runs_out() -> None:
+    round, effects = run(collecting(), (LeaseRenewed("a", 0, 1), 20.0), (LeaseRenewed("a", 0, 1), 45.0))
+    assert effects == [
+        RenewLease(replace(round.slots[0], until=20.0 + LEASE)),
+        WaitForDevices(2),
+        RenewLease(round.slots[0]),
+    ]
+    assert [(seat.state, seat.until) for seat in round.slots[:2]] == [("leased", 45.0 + LEASE), ("expired", LEASE)]
+    assert advance(round, LeaseRenewed("b", 1, 1), 46.0)[1] == (RefuseLease("b", "expired"),)
+    assert advance(closing(), LeaseRenewed("a", 0, 1), 2.0)[1] == (RefuseLease("a", "round_closed"),)
+
+
+def test_with_a_quorum_a_round_closes_when_the_rest_is_late() -> None:
+    """Two took 6 and 8 seconds, 7 by the median: the third is late after 21 of its own."""
+    round = collecting("abc", wanted=3, quorum=2)
+    round, _ = run(round, (UpdateArrived("a", 0, 1), 6.0))
+    assert round.late_at is None, "there is no quorum"
+    round, _ = advance(round, UpdateArrived("b", 1, 1), 8.0)
+    assert (round.usual, round.late_at, round.wakes_at) == (7.0, 21.0, 21.0)
+    assert advance(round, Tick(), 20.9)[0].state == "collecting"
+    closed, effects = advance(round, Tick(), 21.0)
+    assert effects == (CloseRound(closed.counted),) and closed.arrived == 2
+    in_time, _ = advance(round, UpdateArrived("c", 2, 1), 20.9)
+    assert in_time.arrived == 3
+
+
+def test_a_device_that_returns_its_task_again_and_again_gains_no_time() -> None:
+    """Two took 6 seconds: the third is late after 18, though it takes its task anew each second."""
+    round = collecting("abc", wanted=3, quorum=2)
+    round, _ = run(round, (UpdateArrived("a", 0, 1), 6.0), (UpdateArrived("b", 1, 1), 6.0))
+    now = 6.0
+    while round.state == "collecting" and now < 100.0:
+        held = len(round.slots[2].holders)
+        round, _ = run(
+            round,
+            (TaskReturned("c", 2, held), now),
+            (DevicesAvailable((member("c"),)), now + 0.1),
+            (LeaseTaken("c", 2), now + 0.1),
+        )
+        now += 1.0
+    assert round.state == "closing" and now == 19.0
+    another, _ = run(
+        collecting("abc", 3, 2),
+        (UpdateArrived("a", 0, 1), 6.0),
+        (UpdateArrived("b", 1, 1), 6.0),
+        (TaskReturned("c", 2, 1), 10.0),
+        (DevicesAvailable((member("d"),)), 10.0),
+        (LeaseTaken("d", 2), 10.0),
+    )
+    assert another.late_at == 28.0, "another device has its own time"
+
+
+def beating(round: Round, now: float, until: float, *spare: str) -> tuple[Round, float]:
+    """Let the device of the last seat beat while others wait, until it loses its seat."""
+    last = round.slots[-1]
+    while round.slots[-1].holders == last.holders and round.slots[-1].state == "leased" and now < until:
+        now += 10.0
+        round, _ = run(
+            round,
+            (LeaseRenewed(last.member.device, last.number, len(last.holders)), now),
+            (DevicesAvailable(tuple(map(member, spare))), now),
+        )
+    return round, now
+
+
+@pytest.mark.parametrize(
+    ("own", "rule", "taken_at"),
+    [(None, {}, 60.0), (2.0, {}, 60.0), (40.0, {}, 160.0), (None, {"deadline": 200.0}, 200.0)],
+)
+def test_a_device_that_only_beats_loses_its_seat_to_one_that_waits(
+    own: float | None, rule: dict[str, float], taken_at: float
+) -> None:
+    drawn = Cohort((Seat(0, member("a")), Seat(1, replace(member("b"), seconds=own))), 2, 2)
+    facts = (DevicesAvailable(cohort=drawn), LeaseTaken("a", 0), LeaseTaken("b", 1), UpdateArrived("a", 0, 1))
+    round, _ = run(opened(**rule), *((fact, 0.0) for fact in facts))
+    alone, now = beating(round, 0.0, 1000.0)
+    assert (now, alone.slots[1].state) == (1000.0, "leased"), "it may answer yet, and no other device would"
+    round, now = beating(round, 0.0, 1000.0, "d")
+    assert (now, round.slots[1].member.device) == (taken_at, "d")
+    round, effects = run(round, (LeaseTaken("d", 1), now), (LeaseRenewed("b", 1, 1), now))
+    assert effects[-1] == RefuseLease("b", "late")
+    round, _ = run(round, (DevicesAvailable((member("e"),)), now + 1.0))
+    assert round.slots[1].member.device == "d", "it has its time, too"
+    assert advance(round, UpdateArrived("d", 1, 2), now + 2.0)[0].state == "closing"
+
+
+def test_where_nothing_is_known_a_task_has_an_end_all_the_same() -> None:
+    round, now = beating(collecting("ab", 2, 2), 0.0, 1e6)
+    assert (now, round.slots[1].state) == (MAX_TASK, "expired")
+    restored, _ = advance(collecting("ab", 2, 2), Resumed(50.0), 60.0)
+    assert beating(restored, 60.0, 1e6)[1] == MAX_TASK + 50.0, "an outage is not its time"
+    long = open_round(0, 1, Participation(), 0.0, lease=90000.0, offer=OFFER)
+    assert long.max_task == 90000.0, "a lease lasts as long as the job says"
+
+
+def test_no_device_is_late_before_the_grace() -> None:
+    round, _ = run(collecting("abc", 3, 2), (UpdateArrived("a", 0, 1), 0.1), (UpdateArrived("b", 1, 1), 0.2))
+    assert round.late_at == 5.0
+
+
+def test_a_device_that_is_known_to_be_slower_is_waited_for_longer_but_not_for_ever() -> None:
+    for own, late_at in ((None, 30.0), (3.0, 30.0), (15.0, 45.0), (100.0, 60.0)):
+        drawn = Cohort(tuple(Seat(n, replace(member(d), seconds=own)) for n, d in enumerate("abc")), 3, 2)
+        taken = ((LeaseTaken(d, n), 0.0) for n, d in enumerate("abc"))
+        round, _ = run(opened(), (DevicesAvailable(cohort=drawn), 0.0), *taken)
+        round, _ = run(round, (UpdateArrived("a", 0, 1), 10.0), (UpdateArrived("b", 1, 1), 10.0))
+        assert round.late_at == late_at, own
+
+
+def test_a_seat_without_a_device_is_late_after_the_grace() -> None:
+    round, _ = advance(opened(), DevicesAvailable(cohort=cohort("abc", 3, 2)), 0.0)
+    round, _ = run(round, (LeaseTaken("a", 0), 0.0), (LeaseTaken("b", 1), 0.0))
+    round, _ = run(round, (UpdateArrived("a", 0, 1), 1.0), (UpdateArrived("b", 1, 1), 2.0))
+    assert round.late_at == 5.0, "c was offered its task at 0, and did not come"
+    failed, _ = run(round, (LeaseTaken("c", 2), 2.0), (TaskReturned("c", 2, 1), 3.0))
+    assert failed.late_at == 3.0 + VACANT, "devices that wait would have taken it"
+    assert advance(failed, Tick(), 3.0 + VACANT)[0].state == "closing"
+    again, _ = run(failed, (DevicesAvailable((member("d"),)), 3.1), (LeaseTaken("d", 2), 3.1))
+    assert again.late_at == 8.1
+
+
+def test_every_update_of_a_full_quorum_and_every_second_of_a_deadline_is_waited_for() -> None:
+    full, _ = run(collecting("abc", 3, 3), (UpdateArrived("a", 0, 1), 1.0), (UpdateArrived("b", 1, 1), 1.0))
+    assert full.late_at is None
+    timed, _ = run(collecting(deadline=29.0), (UpdateArrived("a", 0, 1), 1.0), (UpdateArrived("b", 1, 1), 1.0))
+    assert timed.late_at is None and advance(timed, Tick(), 28.9)[0].state == "collecting"
+
+
+def test_a_deadline_follows_from_what_tasks_take() -> None:
+    round, effects = run(collecting("abc", 3, 3), (UpdateArrived("a", 0, 1), 20.0))
+    assert round.deadline == 20.0 + 80.0
+    round, effects = run(
+        round, *((LeaseRenewed(d, n, 1), t) for t in (29.0, 55.0, 80.0) for n, d in ((1, "b"), (2, "c")))
+    )
+    round, effects = advance(round, Tick(), 100.0)
+    assert effects == (WaitForUpdates(2),) and round.state == "collecting"
+    known = Cohort(tuple(Seat(n, replace(member(d), seconds=25.0)) for n, d in enumerate("ab")), 2, 1)
+    assert advance(opened(), DevicesAvailable(cohort=known), 3.0)[0].deadline == 103.0
+    quick = Cohort(tuple(Seat(n, replace(member(d), seconds=0.1)) for n, d in enumerate("ab")), 2, 1)
+    assert advance(opened(), DevicesAvailable(cohort=quick), 3.0)[0].deadline == 63.0
+    assert advance(opened(), DevicesAvailable(cohort=cohort("ab", 2, 1)), 3.0)[0].deadline is None
+
+
+def test_what_is_late_stays_so_over_a_restart_and_an_outage_is_no_lateness() -> None:
+    round, _ = run(collecting("abc", 3, 2), (UpdateArrived("a", 0, 1), 5.0), (UpdateArrived("b", 1, 1), 5.0))
+    restored, _ = advance(decode(*json.loads(json.dumps(encoded(round)))), Resumed(100.0), 110.0)
+    assert restored.late_at == 115.0
+    assert advance(restored, Tick(), 115.0)[0].state == "closing"
+
+
+def test_a_device_that_takes_another_seat_leaves_its_old_one() -> None:
+    """Two leases run out; the device with the higher seat comes back first, and gets the lower one."""
+    round, _ = run(collecting(), (UpdateArrived("c", 2, 1), 1.0), (DevicesAvailable((member("b"),)), LEASE))
+    assert [seat.member.device for seat in round.slots] == ["b", "a", "c"]
+    assert [seat.state for seat in round.slots] == ["offered", "expired", "arrived"]
+    round, _ = run(round, (DevicesAvailable((member("d"), member("a"))), LEASE))
+    assert [seat.member.device for seat in round.slots] == ["b", "d", "c"]
+
+
+def test_a_round_of_an_earlier_program_in_which_a_device_has_two_seats_is_mended() -> None:
+    round, _ = run(collecting(), (UpdateArrived("c", 2, 1), 1.0), (Tick(), LEASE))
+    head, rows = encoded(round)
+    for row in rows[:2]:
+        row["member"]["device"] = "c"
+    mended = decode(head, rows)
+    assert [seat.member.device for seat in mended.slots] == ["vacant-0", "vacant-1", "c"]
+
+
+def test_a_round_that_can_never_be_closed_is_given_up() -> None:
+    round = closing()
+    for _ in range(MOST_TRIES - 1):
+        round, effects = advance(round, CloseFailed("a defect"), 2.0)
+        assert (round.state, effects) == ("closing", ())
+    assert advance(round, Committed(), 3.0)[0].reason == ""
+    round, effects = advance(round, CloseFailed("a defect"), 2.0)
+    assert (round.state, effects) == ("abandoned", (RoundAbandoned("a defect"),))
+
+
 def test_an_outage_is_held_against_nobody() -> None:
     round = collecting(deadline=40.0)
     round, effects = advance(round, Resumed(1000.0), 1020.0)
     assert effects == ()
-    assert (round.slots[0].until, round.deadline) == (LEASE + 1000.0, 1040.0)
+    assert (round.slots[0].until, round.deadline) == (1020.0 + LEASE, 1040.0)  # a lease begins anew
     assert advance(round, UpdateArrived("a", 0, 1), 1025.0)[1] == (
-        AcceptUpdate(replace(round.slots[0], state="arrived")),
+        AcceptUpdate(replace(round.slots[0], state="arrived", since=1025.0, seconds=25.0)),
     )
     with pytest.raises(InputError, match="outage: expected seconds from 0, got -1"):
         Resumed(-1.0)

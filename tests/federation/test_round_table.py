@@ -12,6 +12,7 @@ from federation.errors import EmbraceError, InputError
 from federation.rounds import (
     TRANSITIONS,
     Abandon,
+    CloseFailed,
     CloseRequested,
     Committed,
     Event,
@@ -30,6 +31,7 @@ REFUSED = {
     ("collecting", Committed),
     ("abandoned", Committed),
     ("committed", Abandon),
+    *((state, CloseFailed) for state in get_args(State) if state != "closing"),
 }
 
 
@@ -60,7 +62,7 @@ def test_the_table_has_no_way_back_and_its_ends_are_ends() -> None:
 
 
 @pytest.mark.parametrize("state", ["closing", "committed", "abandoned"])
-@pytest.mark.parametrize("fact", FACTS[:7], ids=lambda fact: type(fact).__name__)
+@pytest.mark.parametrize("fact", FACTS[:8], ids=lambda fact: type(fact).__name__)
 def test_nothing_that_devices_do_changes_a_closed_round(state: State, fact: Event) -> None:
     after, effects = advance(EXAMPLES[state], fact, 1e6)
     assert after == EXAMPLES[state]

@@ -20,7 +20,7 @@ from federation.axes.cover import (
     uncovered_layers,
 )
 from federation.axes.participate import Slot
-from federation.capacity import predicted_memory
+from federation.capacity import predicted_memory, predicted_peak
 from federation.coverage import coverage, width_of
 from federation.errors import BundleError, InputError, OutOfMemory
 from tests.federation.narrow_model import HALF, MODEL, QUARTER, WHOLE
@@ -30,7 +30,7 @@ WIDTH, ORDERED = Width(tiers=TIERS), OrderedDropout(tiers=TIERS)
 
 
 def needs(name: str, batch: int | None = None) -> int:
-    return predicted_memory(MODEL, MODEL.boundary(name), batch).total
+    return predicted_peak(MODEL, MODEL.boundary(name), batch)
 
 
 def test_the_papers_widths_are_the_default() -> None:
@@ -80,7 +80,7 @@ def test_what_was_measured_counts_more() -> None:
 @pytest.mark.parametrize(
     ("profile", "error", "message"),
     [
-        (DeviceProfile(memory=needs("stem@0.25") - 1), OutOfMemory, r"no width of 'x' fits .*; 'stem@0\.25' takes"),
+        (DeviceProfile(memory=needs("stem@0.25") - 1), OutOfMemory, r"no width of 'x' fits .*; 'stem@0\.25' needs"),
         (DeviceProfile(tier="tiny"), BundleError, "no boundary or tier named 'tiny'"),
         (DeviceProfile(tier="weak", engines=("ort-training",)), InputError, "no graph for the engines"),
         (DeviceProfile(engines=("abacus",)), InputError, "no graph of all layers for the engines"),
@@ -135,7 +135,7 @@ def test_as_many_of_the_first_layers_as_fit(layers: int, text: str) -> None:
 
 def test_a_tier_has_the_memory_of_its_boundary() -> None:
     assert InputSide().cover(MODEL, DeviceProfile(tier="strong")) == "stem"
-    assert needs("middle") == 12 * 512 + 16 * 200 < front(1)
+    assert predicted_memory(MODEL, MODEL.boundary("middle")).total == 12 * 512 + 16 * 200 < front(1)
     with pytest.raises(OutOfMemory):
         InputSide().cover(MODEL, DeviceProfile(tier="moderate"))
     wide = replace(MODEL, boundaries=(*MODEL.boundaries[:2], replace(MODEL.boundaries[2], activations=900)), tiers={})

@@ -192,7 +192,7 @@ def test_group_numbers_mean_nothing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: NaturalIdPartitioner().partition(MNIST, 2, 0), "no natural groups; expected one with writers"),
+        (lambda: NaturalIdPartitioner().partition(MNIST, 2, 0), "no natural groups; expected femnist, imdb"),
         (lambda: NaturalIdPartitioner().partition(MNIST, 2, 0, np.zeros(3, np.int64)), "one group per sample, got 3"),
         (lambda: NaturalIdPartitioner(3).partition(MNIST, 4, 0, MNIST), "4 devices with 3 groups each need 12 groups"),
         (lambda: NaturalIdPartitioner().partition(MNIST, 11, 0, MNIST), "11 devices need 11 groups, .* has 10"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from embrace.cli.bench.fleet import fleet
 from embrace.cli.bench.latency import latency
 from embrace.cli.bench.memory import memory
 from embrace.cli.bench.reproduce import reproduce
@@ -16,5 +17,6 @@ bench.command()(step)
 bench.command()(latency)
 bench.command()(memory)
 bench.command()(server)
+bench.command()(fleet)
 bench.command()(reproduce)
 bench.command()(simulate)

@@ -16,7 +16,7 @@ ENGINES = ("torch", "portable", "ort-training")
 
 
 def step(
-    model: Annotated[str, typer.Argument(help="A zoo name or a forward graph model.onnx.")] = "resnet20",
+    model: Annotated[str, typer.Argument(help="A bundle, a zoo name or a forward graph model.onnx.")] = "resnet20",
     batch: Annotated[int, typer.Option(min=2, help="Samples per step.")] = 32,
     threads: Annotated[int, typer.Option(min=1, help="Threads of every engine.")] = 1,
     boundaries: Annotated[str, typer.Option(help="NAME,… or 'tiers' or 'all'.")] = "tiers",
@@ -26,7 +26,11 @@ def step(
 ) -> None:
     """Time one training step per boundary: PyTorch eager, portable, onnxruntime-training, taking turns.
 
+    A bundle is timed as it is, and needs no PyTorch; with it, the module that it was made from is timed too.
+
     Example: embrace bench step resnet20 --threads 1 --boundaries tiers
+
+    Example: embrace bench step bundles/mine --boundaries all
     """
     with show.progress("bench") as progress:
         from bench.device.step import bench_step

@@ -5,7 +5,7 @@ from typing import Final
 from federation.axes.cover.balance import ensure_coverage, uncovered_layers
 from federation.axes.cover.input_side import InputSide
 from federation.axes.cover.output_side import Everything, OutputSide
-from federation.axes.cover.rule import TIERS, Cover, DeviceProfile
+from federation.axes.cover.rule import MOST_NEEDS, TIERS, Cover, DeviceProfile
 from federation.axes.cover.width import OrderedDropout, Width
 from federation.decode import Axis
 
@@ -22,6 +22,7 @@ COVER: Final = Axis(
 
 __all__ = [
     "COVER",
+    "MOST_NEEDS",
     "TIERS",
     "Cover",
     "DeviceProfile",

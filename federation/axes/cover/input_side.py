@@ -33,6 +33,7 @@ class InputSide(TieredCover):
 
     def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
         whole, room = self.choose(manifest, profile), self._room(manifest, profile, batch)
+        profile.check_measured(manifest, whole, batch)  # its graph runs whatever is trained
         if room is None:
             return whole.name
         needs = list(self._needs(manifest, batch or manifest.batch))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from federation.axes.cover.rule import DeviceProfile, TieredCover
-from federation.capacity import predicted_memory
+from federation.capacity import megabytes
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
 
@@ -31,18 +31,21 @@ class OutputSide(TieredCover):
             boundary = manifest.boundary(told)
             if not profile.can_run(boundary):
                 raise InputError(f"boundary {boundary.name!r} has no graph for the engines {profile.engines}")
+            profile.check_measured(manifest, boundary, batch)
             return boundary
         ordinary = (b for b in manifest.boundaries if b.narrow is None and profile.can_run(b))
         usable = sorted(ordinary, key=_nearest_to_the_input)
         if not usable:
             raise InputError(f"{manifest.name!r} has no training graph for the engines {profile.engines}")
-        need = 0
         for boundary in usable:
-            need = predicted_memory(manifest, boundary, batch).total
-            if profile.memory is None or need <= profile.memory:
+            if profile.fits(manifest, boundary, batch):
                 return boundary
+        needs = {boundary.name: profile.need(manifest, boundary, batch) for boundary in usable}
+        least = min(needs, key=needs.__getitem__)
         raise OutOfMemory(
-            f"no boundary of {manifest.name!r} fits {profile.memory} bytes; {usable[-1].name!r} takes {need}"
+            f"no boundary of {manifest.name!r} fits: the smallest, {least!r}, needs about {megabytes(needs[least])} at "
+            f"batch {batch or manifest.batch}, and {megabytes(profile.memory or 0)} are left beside the idle process; "
+            "give it more memory or use a smaller batch"
         )
 
 

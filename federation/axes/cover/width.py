@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from federation.axes.cover.rule import DeviceProfile, TieredCover
-from federation.capacity import predicted_memory
+from federation.capacity import beside, megabytes
 from federation.coverage import OR, width_of
 from federation.errors import FieldError, InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
@@ -46,14 +46,21 @@ class Width(TieredCover):
         if told is not None:
             if told not in usable:
                 raise InputError(f"boundary {told.name!r} has no graph for the engines {profile.engines}")
+            profile.check_measured(manifest, told, batch)
             return usable[usable.index(told) :]
         if not usable:
             raise InputError(f"{manifest.name!r} has no graph of all layers for the engines {profile.engines}")
-        needs = [predicted_memory(manifest, boundary, batch).total for boundary in usable]
+        needs = [self._need(manifest, profile, boundary, batch) for boundary in usable]
         fitting = [boundary for boundary, need in zip(usable, needs, strict=True) if room is None or need <= room]
         if not fitting:
-            raise OutOfMemory(f"no width of {manifest.name!r} fits {room} bytes; {usable[-1].name!r} takes {needs[-1]}")
+            raise OutOfMemory(
+                f"no width of {manifest.name!r} fits {megabytes(room or 0)}; {usable[-1].name!r} needs about "
+                f"{megabytes(needs[-1])}"
+            )
         return usable[usable.index(fitting[0]) :]
+
+    def _need(self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None) -> int:
+        return profile.need(manifest, boundary, batch)
 
     def _told(
         self, manifest: Manifest, profile: DeviceProfile, batch: int | None
@@ -63,7 +70,7 @@ class Width(TieredCover):
             measured = manifest.boundary(profile.boundary)
             if measured in _of_all_layers(manifest):
                 return measured, None
-            return None, predicted_memory(manifest, measured, batch).total
+            return None, profile.need(manifest, measured, batch)
         if not profile.tier:
             return None, profile.memory
         if profile.tier in self.tiers:
@@ -80,6 +87,10 @@ class OrderedDropout(Width):
 
     def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
         return OR.join(boundary.name for boundary in self.allowed(manifest, profile, batch))
+
+    def _need(self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None) -> int:
+        narrower = [other for other in _of_all_layers(manifest) if width_of(other) < width_of(boundary)]
+        return profile.need(manifest, boundary, batch) + beside(manifest, narrower)
 
 
 def _of_all_layers(manifest: Manifest) -> list[Boundary]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from bench.device.step import Timing, suffix_module
+import embrace as public
+from bench.device.step import Timing
+from bench.device.torch_step import suffix_module
 from federation.errors import MissingPackage
 from model_export.ort_runner import training_module
+from tests.stock_python import ROOT
 
 Embrace = Callable[..., Any]
 
@@ -63,9 +69,51 @@ def test_dropout_and_embedding(embrace: Embrace) -> None:
     assert {"torch", "portable"} <= set(answer.json["boundaries"][0]["milliseconds"])
 
 
+def test_a_bundle_of_your_own(embrace: Embrace, models: Path, tmp_path: Path) -> None:
+    """Timed as it is, trained weights included: the losses agree with the module's, or nothing would be timed."""
+    made = public.export(f"{models}:good", tmp_path / "own", input_shape=(4,), tiers={"weak": 0.5})
+    rng = np.random.default_rng(0)
+    data = rng.random((60, 4), np.float32), rng.integers(0, 3, 60)
+    trained = public.train(made, data, rounds=1, boundary="strong", out=tmp_path / "trained").bundle
+    answer = embrace("bench", "step", trained.path, "--rounds", 1, "--batch", 4, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert {row["name"]: row["tiers"] for row in answer.json["boundaries"]} == {"0": ["strong"], "2": ["weak"]}
+    assert all({"torch", "portable"} == set(row["milliseconds"]) for row in answer.json["boundaries"])
+    models.unlink()
+    answer = embrace("bench", "step", trained.path, "--rounds", 1, "--batch", 4, "--boundaries", "weak", "--json")
+    assert [set(row["milliseconds"]) for row in answer.json["boundaries"]] == [{"portable"}]
+    assert any(note.startswith("torch: the source") for note in answer.json["notes"])
+    answer = embrace("bench", "step", trained.path, "--boundaries", "conv9")
+    assert answer.code == 2 and "no boundary or tier named 'conv9'; this bundle has: strong, weak, 0, 2" in answer.error
+
+
+def test_narrow_boundaries_of_a_bundle(embrace: Embrace, tmp_path: Path) -> None:
+    public.export("digits", tmp_path / "narrow", widths=(0.5,))
+    answer = embrace("bench", "step", tmp_path / "narrow", "--rounds", 1, "--batch", 4, "--boundaries", "all", "--json")
+    assert answer.json["boundaries"][-1]["name"] == "conv1@0.5"
+    assert set(answer.json["boundaries"][-1]["milliseconds"]) == {"portable"}
+
+
+def test_a_bundle_needs_no_pytorch(models: Path, tmp_path: Path) -> None:
+    """A device has neither torch nor onnx; here both cannot be imported."""
+    public.export(f"{models}:good", tmp_path / "own", input_shape=(4,))
+    program = (
+        "import sys\nsys.modules.update(dict.fromkeys(('torch', 'onnx', 'onnxscript')))\n"
+        "from embrace.cli.main import main\nmain(sys.argv[1:])"
+    )
+    options = ["bench", "step", str(tmp_path / "own"), "--boundaries", "all", "--rounds", "1", "--json"]
+    command = [sys.executable, "-c", program, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert [set(row["milliseconds"]) for row in facts["boundaries"]] == [{"portable"}] * 2
+    assert facts["versions"].keys() == {"onnxruntime"} and "torch: not installed" in " ".join(facts["notes"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ((str(ROOT / "tests"),), "is not a bundle: it has no manifest.json"),
         (("resnet21",), "no zoo model is called 'resnet21'"),
         (("digits", "--boundaries", "conv9"), "no layer starts with a module named 'conv9'"),
         (("digits", "--boundaries", ","), "expected names separated by commas"),

@@ -75,7 +75,7 @@ def test_a_split_is_what_agents_read(embrace, digits: Path, tmp_path: Path):
         (("plot", "digits", "--partitioner", "fair"), "no partitioner named 'fair', expected one of iid, dirichlet"),
         (("plot", "digits", "--alpha", "1"), "the partitioner 'iid' takes no constants, got alpha"),
         (("plot", "digits", "--partitioner", "dirichlet"), "alpha: required, and not given"),
-        (("plot", "digits", "--partitioner", "natural"), "this data set has no natural groups"),
+        (("plot", "digits", "--partitioner", "natural"), "the data has no natural groups"),
         (("plot", "digits", "--devices", "2000"), "1437 samples are too few for 2000 devices"),
         (("split", "digits", "--devices", "2000"), "1437 samples are too few for 2000 devices"),
     ],

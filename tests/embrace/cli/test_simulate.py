@@ -64,3 +64,21 @@ def test_a_run_that_is_done_is_told_again(embrace, job: Path, tmp_path: Path):
 def test_what_cannot_be_simulated(embrace, job: Path, tmp_path: Path, options: tuple[str, ...], message: str):
     answer = embrace("simulate", job, "--out", tmp_path / "run", *options)
     assert answer.code == 2 and message in answer.error
+
+
+def test_a_run_ends_early_as_the_jobs_evaluation_says(embrace, job: Path, tmp_path: Path):
+    """With a rate of almost nothing no version is better than the first; and any loss is good enough."""
+    text = job.read_text()
+    options = ("--engine", "portable", "--workers", 1)
+    job.write_text(text.replace("batch = 8", 'batch = 8\nrate = "1e-30"') + "[evaluate]\nstop_after = 1\n")
+    answer = embrace("simulate", job, "--out", tmp_path / "run", *options)
+    assert answer.code == 0 and "2 rounds" in answer.out, answer.err
+    run = read_run(tmp_path / "run")
+    assert run.stopped is not None and run.stopped in answer.out
+    assert run.stopped.startswith("stopped early: accuracy has not been better than") and len(run.rounds) == 2
+    again = embrace("simulate", job, "--out", tmp_path / "run", *options, "--json")
+    assert [record["round"] for record in again.json["rounds"]] == [0, 1], "it stays as it ended"
+    job.write_text(text + "[evaluate]\nmetric = 'mean_loss'\ntarget = 1000.0\n")
+    assert embrace("simulate", job, "--out", tmp_path / "other", *options).code == 0
+    run = read_run(tmp_path / "other")
+    assert len(run.rounds) == 1 and "reached the target 1000" in str(run.stopped)

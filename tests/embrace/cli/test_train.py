@@ -230,7 +230,7 @@ def test_the_bundle_may_be_the_current_directory(
 def test_less_memory_than_the_idle_process_has(embrace: Embrace, options: list[object]) -> None:
     answer = embrace(*options, "--memory", "1MB")
     assert answer.code == 1 and answer.json["status"] == "out_of_memory"
-    assert "the budget is 1.0 MB, and the idle process alone has" in answer.error
+    assert "1.0 MB allowed, the idle process takes" in answer.error
 
 
 def test_float16_activations_and_a_test_set(

@@ -45,6 +45,14 @@ def event(kind: str, **body: Any) -> dict[str, Any]:
             "round 1: an update of kitchen-pi does not count, late",
         ),
         (event("DeviceUnfit", round=1, device="d0", message="full"), "round 1: kitchen-pi cannot take part: full"),
+        (
+            event("DeviceBenched", round=1, device="d0", reason="data", seconds=5.0, message="benched for 5 s: data"),
+            "round 1: kitchen-pi is benched for 5 s: data",
+        ),
+        (
+            event("CloseFailed", round=2, tries=1, message="ValueError: x"),
+            "round 2: it could not be closed (try 1), ValueError: x",
+        ),
         (event("WaitForDevices", round=0, count=1), "round 0: waiting for 1 more device"),
         (event("WaitForUpdates", round=2, count=3), "round 2: the deadline is over; waiting for 3 more updates"),
         (event("RoundAbandoned", round=2, reason="no quorum"), "round 2: given up: no quorum"),
@@ -111,6 +119,20 @@ def test_it_fits_on_the_screen(seats: int, rounds: int, width: int, height: int)
     assert lines[0].startswith("digits 1f2e3d4c5b6a7988: running, ")
 
 
+def test_the_best_version_and_the_scores_of_devices_are_shown() -> None:
+    found = watched(2, 3)
+    found.job["best"] = {"version": 2, "metric": "device_accuracy", "value": 0.8125}
+    spread = {"min": 0.5, "lower": 0.6, "median": 0.75, "upper": 0.9, "max": 1.0}
+    own = {"devices": 4, "counted": 9, "accuracy": 0.75, "mean_loss": 0.5, "spread": {"accuracy": spread}}
+    evaluation = {"version": 2, **own, "tiers": {"weak": own, "a\x1b]52;x": own}}
+    found.rounds[-1] = {**found.rounds[-1], "summary": {**found.rounds[-1]["summary"], "evaluation": evaluation}}
+    for height in (24, 40):
+        lines = drawn(found, 160, height)
+        assert len(lines) <= height and "best: version 2, device accuracy 81.2%" in lines
+        (line,) = [line for line in lines if line.startswith("version 2 on 4 devices")]
+        assert "accuracy 75.0% (50.0% to 100.0%, median 75.0%), weak 75.0%, a" in line and "\x1b" not in line
+
+
 def test_what_is_in_it() -> None:
     text = "\n".join(drawn(watched(2, 3), 120, 40))
     assert "running, 3 of 1000 rounds in 00:01:01" in text
@@ -160,9 +182,9 @@ def test_lines_for_a_pipe(embrace: Embrace, tmp_path: Path) -> None:
 
 def test_a_score_that_cannot_be_had_is_told_until_the_end(embrace: Embrace, tmp_path: Path) -> None:
     """Scoring takes longer than the job."""
-    with live_server(tmp_path / "server") as server:
-        (tmp_path / "noise.npz").write_bytes(b"noise")
-        job = server.create_job(tmp_path / "bundle", num_rounds=2, evaluate={"data": str(tmp_path / "noise.npz")})
+    (tmp_path / "noise.npz").write_bytes(b"noise")
+    with live_server(tmp_path / "server", "--evaluation-data", str(tmp_path)) as server:
+        job = server.create_job(tmp_path / "bundle", num_rounds=2, evaluate={"data": "coordinator:noise.npz"})
         work(server.enrol("quick"), 2)
         lines = embrace("job", "watch", job, "--server", server.url, "--token", server.admin).out.splitlines()
     for number in range(2):

@@ -1,0 +1,262 @@
+/** This browser as a device: what it has, what it keeps, its worker, and when it pauses by itself. */
+import { DeviceClient, type OpenJob } from "../edge_runtime/client.ts";
+import type { Dataset } from "../edge_runtime/data/samples.ts";
+import { forgetEverything, openStorage, SELF, type DeviceRecord, type Storage } from "../edge_runtime/storage.ts";
+import { messageOf } from "../federation/errors.ts";
+import type { Report } from "../federation/messages.ts";
+import type { FromWorker, Stop } from "./protocol.ts";
+
+const LOW_BATTERY = 0.3;
+const MOST_EVENTS = 8;
+const FRESH_STARTS = 5; // in a row, without a task that was done
+
+interface Battery extends EventTarget {
+  readonly charging: boolean;
+  readonly level: number;
+}
+
+interface Connection extends EventTarget {
+  readonly saveData?: boolean;
+  readonly type?: string;
+}
+
+const hardware = navigator as Navigator & {
+  readonly deviceMemory?: number; // GB
+  readonly connection?: Connection;
+  getBattery?(): Promise<Battery>;
+};
+
+/** What a person sees. */
+export interface View {
+  readonly state: "off" | "starting" | "waiting" | "training" | "sending" | "pausing" | "paused" | "refused" | "elsewhere";
+  readonly why: string; // of a pause, of waiting
+  readonly trouble: string; // with the connection
+  readonly task: (FromWorker & { kind: "began" }) | undefined;
+  readonly progress: { readonly what: string; readonly done: number; readonly total: number } | undefined;
+  readonly reports: readonly Report[]; // since the page was opened
+  readonly events: readonly string[];
+  readonly threads: number;
+  readonly battery: number | undefined;
+}
+
+/** Bytes for training that are suggested: a quarter of the memory, as far as the browser says how much that is. */
+export function suggestedMemory(): number {
+  return Math.min(1e9, ((hardware.deviceMemory ?? 2) / 4) * 1e9);
+}
+
+/** Threads that are suggested: half of the processors, so that the phone stays usable. */
+export function suggestedThreads(): number {
+  return globalThis.crossOriginIsolated ? Math.max(1, Math.min(4, Math.floor((navigator.hardwareConcurrency || 2) / 2))) : 1;
+}
+
+export class BrowserDevice {
+  view: View = {
+    state: "off", why: "", trouble: "", task: undefined, progress: undefined, reports: [], events: [], threads: 1, battery: undefined,
+  };
+  record: DeviceRecord | undefined;
+  data: Dataset | undefined;
+  private worker: Worker | undefined;
+  private lock: WakeLockSentinel | undefined;
+  private battery: Battery | undefined;
+  private freshStarts = 0;
+  private ended: (() => void) | undefined;
+
+  private constructor(
+    private readonly storage: Storage,
+    private readonly changed: () => void,
+  ) {}
+
+  /** Open what this browser keeps; goes on if it was at work when the page was left. */
+  static async open(changed: () => void): Promise<BrowserDevice> {
+    const device = new BrowserDevice(await openStorage(), changed);
+    device.record = await device.storage.device.get(SELF);
+    device.data = await device.storage.data.get(SELF);
+    await device.watchSurroundings();
+    if (device.record?.device !== undefined && (await device.isAlone())) void device.adjust();
+    return device;
+  }
+
+  get joined(): boolean {
+    return this.record?.device !== undefined;
+  }
+
+  /** Ask what is trained here, with the device's own token or an enrolment token. */
+  openJobs(enrolment: string | undefined): Promise<OpenJob[]> {
+    return new DeviceClient(location.origin, this.record?.token ?? enrolment ?? "", { patience: 20 }).openJobs();
+  }
+
+  /** Keep local data in this browser. */
+  async setData(data: Dataset): Promise<void> {
+    await this.storage.data.put(SELF, data);
+    this.data = data;
+    this.changed();
+  }
+
+  /** Enrol and begin. */
+  async join(enrolment: string, choices: Omit<DeviceRecord, "device" | "token" | "needs" | "running" | "signer">): Promise<void> {
+    if (!(await this.isAlone())) throw new Error("another tab of this page is at work already");
+    await navigator.storage.persist?.();
+    const client = new DeviceClient(location.origin, enrolment, { patience: 20 });
+    const { name, memory, threads } = choices;
+    const { device, token } = await client.enrol(name, { memory, threads, runtime: "onnxruntime-web", engines: ["portable"], needs: [] });
+    await this.keep({ ...choices, device, token, needs: [], running: true });
+    await this.adjust();
+  }
+
+  async pause(): Promise<void> {
+    await this.keep({ running: false });
+    await this.adjust();
+  }
+
+  async resume(): Promise<void> {
+    await this.keep({ running: true });
+    this.freshStarts = 0;
+    await this.adjust();
+  }
+
+  /** End for good: this device is removed here and at the coordinator; `forget` removes the data here, too. */
+  async leave(forget: boolean): Promise<void> {
+    await this.stop(forget ? "the person asked to be forgotten" : "the person left");
+    if (this.record !== undefined) {
+      await new DeviceClient(location.origin, this.record.token, { patience: 5 }).leave().catch(() => {});
+    }
+    await forgetEverything(this.storage, forget ? [] : ["data", "graphs"]);
+    this.record = undefined;
+    if (forget) this.data = undefined;
+    this.show({ state: "off", why: "", task: undefined, progress: undefined, reports: [], events: [] });
+  }
+
+  private async keep(some: Partial<DeviceRecord>): Promise<void> {
+    this.record = { ...(await this.storage.device.get(SELF)), ...some } as DeviceRecord;
+    await this.storage.device.put(SELF, this.record);
+  }
+
+  /** Start, stop or go on as the person and the surroundings want it. */
+  private async adjust(): Promise<void> {
+    if (!this.joined || this.view.state === "refused" || this.view.state === "elsewhere") return;
+    const why = this.record!.running ? this.reasonToPause() : "you paused it";
+    if (why) {
+      await this.stop(why);
+      this.show({ state: "paused", why, progress: undefined });
+    } else if (this.worker === undefined && this.data !== undefined) {
+      this.start();
+    }
+  }
+
+  private reasonToPause(): string {
+    const record = this.record!;
+    const connection = hardware.connection;
+    if (record.pauseHidden && document.visibilityState === "hidden") return "the page is not visible";
+    if (record.pauseOnBattery && this.battery && !this.battery.charging && this.battery.level < LOW_BATTERY) return "the battery is low";
+    if (record.pauseMetered && (connection?.saveData || connection?.type === "cellular")) return "the connection is metered";
+    return "";
+  }
+
+  private start(): void {
+    this.show({ state: "starting", why: "", progress: undefined });
+    this.worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: "embrace agent" });
+    this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.hear(data);
+    this.worker.onerror = (event) => this.hear({ kind: "ended", how: "broken", message: event.message || "the worker could not start" });
+    void this.keepAwake();
+  }
+
+  private async stop(reason: string): Promise<void> {
+    if (this.worker === undefined) return;
+    this.show({ state: "pausing", why: reason });
+    const worker = this.worker;
+    const ended = new Promise<void>((resolve) => (this.ended = resolve));
+    worker.postMessage({ kind: "stop", reason } satisfies Stop);
+    await Promise.race([ended, new Promise((resolve) => setTimeout(resolve, 10_000))]);
+    this.end(worker);
+  }
+
+  private end(worker: Worker | undefined): void {
+    worker?.terminate();
+    if (this.worker === worker) this.worker = undefined;
+    void this.lock?.release();
+    this.lock = undefined;
+  }
+
+  private hear(message: FromWorker): void {
+    switch (message.kind) {
+      case "ready":
+        return this.show({ state: "waiting", threads: message.threads });
+      case "waiting":
+        return this.show({ state: "waiting", why: message.why, progress: undefined });
+      case "trouble":
+        return this.show({ trouble: message.why });
+      case "began":
+        return this.show({ state: "training", task: message, why: "" });
+      case "progress":
+        return this.show({ progress: message, state: message.what === "train" && message.done === message.total ? "sending" : "training" });
+      case "sent":
+        this.freshStarts = 0;
+        return this.show({ state: "waiting", why: "", progress: undefined, reports: [...this.view.reports, message.report] });
+      case "failed":
+        return this.note(`a task was given back: ${message.message}`);
+      case "ended":
+        return this.hearTheEnd(message.how, message.message);
+    }
+  }
+
+  private hearTheEnd(how: (FromWorker & { kind: "ended" })["how"], message: string): void {
+    this.ended?.();
+    this.end(this.worker);
+    if (how === "stopped") return;
+    if (how === "refused") return this.show({ state: "refused", why: message, progress: undefined });
+    if (how === "broken") this.note(message);
+    if (++this.freshStarts > FRESH_STARTS) {
+      void this.keep({ running: false });
+      return this.show({ state: "paused", why: message || "training does not fit the memory that you allow" });
+    }
+    setTimeout(() => void this.adjust(), how === "broken" ? 1000 * 2 ** this.freshStarts : 0); // with a fresh runtime
+  }
+
+  private note(event: string): void {
+    const time = new Date().toLocaleTimeString();
+    this.show({ events: [`${time} ${event}`, ...this.view.events].slice(0, MOST_EVENTS) });
+  }
+
+  private show(some: Partial<View>): void {
+    this.view = { ...this.view, ...some };
+    this.changed();
+  }
+
+  private async keepAwake(): Promise<void> {
+    try {
+      this.lock ??= await navigator.wakeLock?.request("screen");
+    } catch {
+      // the page is hidden, or the browser does not want to: training goes on for as long as it lets us
+    }
+  }
+
+  private async watchSurroundings(): Promise<void> {
+    const adjust = (): void => void this.adjust();
+    document.addEventListener("visibilitychange", () => {
+      if (document.visibilityState === "visible" && this.worker !== undefined) void this.keepAwake();
+      adjust();
+    });
+    hardware.connection?.addEventListener?.("change", adjust);
+    try {
+      this.battery = await hardware.getBattery?.();
+    } catch {
+      return; // not every page may ask
+    }
+    const level = (): void => (this.show({ battery: this.battery?.level }), adjust());
+    for (const event of ["levelchange", "chargingchange"]) this.battery?.addEventListener(event, level);
+    this.view = { ...this.view, battery: this.battery?.level };
+  }
+
+  /** One tab at a time is this device; the lock is held until the tab is closed. */
+  private isAlone(): Promise<boolean> {
+    return new Promise((resolve, reject) => {
+      navigator.locks
+        .request("embrace agent", { ifAvailable: true }, (lock) => {
+          resolve(lock !== null);
+          if (lock === null) this.show({ state: "elsewhere" });
+          return lock === null ? undefined : new Promise(() => {});
+        })
+        .catch((error: unknown) => reject(new Error(messageOf(error))));
+    });
+  }
+}

@@ -1,0 +1,79 @@
+/** The agent's own thread: training never blocks the page. It takes what it needs from the storage. */
+import runtimeModule from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url&no-inline";
+import runtimeWasm from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url&no-inline";
+
+import { coverage } from "../federation/coverage.ts";
+import { messageOf } from "../federation/errors.ts";
+import { Agent } from "../edge_runtime/agent.ts";
+import { Declined, DeviceClient } from "../edge_runtime/client.ts";
+import { inFile, removeLeftovers } from "../edge_runtime/file_room.ts";
+import { heapBytes, watchHeap } from "../edge_runtime/heap.ts";
+import { setRuntimeFiles, setThreads, warmUp } from "../edge_runtime/session.ts";
+import { openStorage, SELF } from "../edge_runtime/storage.ts";
+import type { FromWorker, Stop } from "./protocol.ts";
+
+declare const self: DedicatedWorkerGlobalScope;
+
+const stopping = new AbortController();
+const tell = (message: FromWorker): void => self.postMessage(message);
+let holding: string | undefined; // the task that is being worked on
+
+self.onmessage = ({ data }: MessageEvent<Stop>) => stopping.abort(data.reason);
+
+async function main(): Promise<void> {
+  watchHeap();
+  setRuntimeFiles(runtimeModule, runtimeWasm);
+  const storage = await openStorage();
+  const [record, data] = [await storage.device.get(SELF), await storage.data.get(SELF)];
+  if (record?.device === undefined || data === undefined) throw new Error("this device has not joined yet");
+  await removeLeftovers();
+  const threads = setThreads(record.threads);
+  await warmUp();
+  const idle = heapBytes();
+  tell({ kind: "ready", threads });
+  const trouble = (why: string): void => tell({ kind: "trouble", why });
+  const client = new DeviceClient(self.location.origin, record.token, { signal: stopping.signal, trouble });
+  const agent = new Agent(
+    client,
+    storage,
+    { data, memory: record.memory, threads, inFile, heapBytes: () => heapBytes() - idle },
+    { needs: record.needs, signer: record.signer },
+    async ({ needs, signer }) => {
+      const now = (await storage.device.get(SELF))!;
+      await storage.device.put(SELF, { ...now, needs, ...(signer === undefined ? {} : { signer }) });
+    },
+    {
+      waiting: (why) => tell({ kind: "waiting", why }),
+      began(offer, task, manifest) {
+        holding = offer.id;
+        const { boundary, firstLayer, endLayer } = coverage(manifest, task.boundary);
+        const layers = manifest.layers.length;
+        tell({ kind: "began", task: offer.id, model: manifest.name, boundary: boundary.name, layers, trained: endLayer - firstLayer, round: task.round });
+      },
+      progress: (what, done, total) => tell({ kind: "progress", what, done, total }),
+      sent(report) {
+        holding = undefined;
+        tell({ kind: "sent", report });
+      },
+      failed(reason, message) {
+        holding = undefined;
+        tell({ kind: "failed", reason, message });
+      },
+    },
+    stopping.signal,
+  );
+  try {
+    await agent.run();
+    tell({ kind: "ended", how: "fresh", message: "" });
+  } catch (error) {
+    if (error instanceof Declined && error.isFinal) return tell({ kind: "ended", how: "refused", message: error.message });
+    if (!stopping.signal.aborted) throw error;
+    if (holding !== undefined) {
+      const last = new DeviceClient(self.location.origin, record.token, { patience: 0 });
+      await last.fail(holding, "stopped", String(stopping.signal.reason)).catch(() => {}); // the lease ends by itself
+    }
+    tell({ kind: "ended", how: "stopped", message: String(stopping.signal.reason) });
+  }
+}
+
+main().catch((error: unknown) => tell({ kind: "ended", how: "broken", message: messageOf(error) }));

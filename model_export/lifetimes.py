@@ -1,0 +1,250 @@
+"""Predict the memory of a training graph from its own shapes and lifetimes, before any device has run it.
+
+The nodes run in the order of the file. A value lives from the node that makes it to the last one that reads it; the
+runtime takes its memory from an arena (best fit, regions that double), which never gives any back. So the graph's peak
+is what the arena has touched after its values have come and gone. Beside it the runtime has structures of its own for
+every node, and copies of constants. tests/model_export/test_lifetimes.py compares the result with measured peaks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, shape_inference
+
+from model_export.graph import attribute, inputs_with_subgraphs
+from model_export.shapes import run_everything
+from model_export.training import LOSS, PREDICTIONS
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SIZED_AT = (2, 3)  # two batch sizes tell what of a value follows the batch
+_FLOAT = 4
+Shape = tuple[int, ...]
+
+# Measured on onnxruntime 1.31, x86-64: what a node's own structures take, copies of a constant, what every session has,
+# and scratch memory of kernels that no shape tells, as a share of the arena.
+NODE_BYTES, CONSTANT_COPIES, SESSION_BYTES, SCRATCH = 4_000, 2.5, 60_000, 0.05
+
+# Of edge_runtime/engine/session.py: the arena's first region, and the rest of a block that is worth keeping apart.
+_FIRST_REGION, _SMALLEST, _WORTH_SPLITTING = 16 << 20, 256, 1 << 10
+
+_SAME_BUFFER = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
+_IN_PLACE = frozenset(
+    {
+        *("Abs", "Add", "Clip", "Div", "Erf", "Exp", "HardSigmoid", "Log", "Max", "Min", "Mul", "Neg", "Not", "Pow"),
+        *("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Shape of a value for each of the two batch sizes, and bytes of one element."""
+
+    shapes: tuple[Shape, Shape]
+    item: int
+
+    def at(self, batch: int) -> int:
+        low, high = (math.prod(shape) for shape in self.shapes)
+        return self.item * max(0, low + (high - low) * (batch - _SIZED_AT[0]))
+
+
+def step_memory(model: onnx.ModelProto) -> tuple[tuple[int, int], ...]:
+    """Predict (batch, bytes) for some batch sizes.
+
+    Parameters, gradients, momentum and the batch itself are not in it: they are the caller's, outside the graph.
+    """
+    sizes = _sizes(model)
+    constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer)
+    fixed = SESSION_BYTES + NODE_BYTES * len(model.graph.node) + int(CONSTANT_COPIES * constants)
+    return tuple((batch, fixed + int((1 + SCRATCH) * _touched(model, sizes, batch))) for batch in BATCHES)
+
+
+def _sizes(model: onnx.ModelProto) -> Mapping[str, _Size]:
+    low, high = (_shapes(model, batch) for batch in _SIZED_AT)
+    return {
+        name: _Size((shape, high[name][0]), item)
+        for name, (shape, item) in low.items()
+        if name in high and len(high[name][0]) == len(shape)
+    }
+
+
+def _shapes(model: onnx.ModelProto, batch: int) -> dict[str, tuple[Shape, int]]:
+    """Infer every shape with a number in the place of the batch: then shape arithmetic folds."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in [*fixed.graph.input, *fixed.graph.output]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = batch
+    graph = shape_inference.infer_shapes(fixed, data_prop=True).graph
+    found: dict[str, tuple[Shape, int]] = {}
+    for constant in graph.initializer:
+        found[constant.name] = tuple(constant.dims), helper.tensor_dtype_to_np_dtype(constant.data_type).itemsize
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            item = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).itemsize
+            found[value.name] = tuple(dim.dim_value for dim in kind.shape.dim), item
+    made = {name for node in model.graph.node for name in node.output if name}
+    return found if made <= found.keys() else {**found, **_seen(model, found)}
+
+
+def _seen(model: onnx.ModelProto, inputs: Mapping[str, tuple[Shape, int]]) -> dict[str, tuple[Shape, int]]:
+    """Run the step to see its shapes, where they cannot be told from the graph: the masks of dropout count elements."""
+    kinds = {v.name: helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.input}
+    values = run_everything(model, {name: np.zeros(inputs[name][0], kind) for name, kind in kinds.items()})
+    return {name: (value.shape, value.itemsize) for name, value in values.items()}
+
+
+def _touched(model: onnx.ModelProto, sizes: Mapping[str, _Size], batch: int) -> int:
+    """Bytes that the arena has touched after two steps: the second finds the blocks of the first."""
+    arena = _Arena()
+    for _ in range(2):
+        _run(model.graph.node, _outside(model), sizes, batch, arena)
+    return arena.touched
+
+
+def _outside(model: onnx.ModelProto) -> set[str]:
+    """Values that do not come from the arena: constants, inputs, and outputs that are bound to memory of the device."""
+    graph = model.graph
+    bound = {value.name for value in graph.output} - {PREDICTIONS}
+    return {LOSS, *bound, *(t.name for t in graph.initializer), *(value.name for value in graph.input)}
+
+
+def _run(nodes: Sequence[NodeProto], outside: set[str], sizes: Mapping[str, _Size], batch: int, arena: _Arena) -> None:
+    """Let the values of one step come and go."""
+    last = {name: number for number, node in enumerate(nodes) for name in inputs_with_subgraphs(node)}
+    buffer: dict[str, str | None] = {}  # value -> the value whose memory it has; None: memory from outside
+    users: dict[str, int] = {}
+    blocks: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        outputs = [name for name in node.output if name and name not in outside]
+        for name in outputs:
+            shared = _shared(node, number, name, buffer, users, last, sizes, batch, outside)
+            buffer[name] = shared
+            if shared == name:
+                blocks[name] = arena.take(sizes[name].at(batch))
+            if shared is not None:
+                users[shared] = users.get(shared, 0) + 1
+        scratch = _scratch(node, sizes)
+        if scratch:
+            arena.give_back(arena.take(scratch))
+        for name in {*inputs_with_subgraphs(node), *outputs}:
+            if name in buffer and name != PREDICTIONS and last.get(name, -1) <= number:
+                owner = buffer.pop(name)
+                if owner is not None:
+                    users[owner] -= 1
+                    if not users[owner]:
+                        arena.give_back(blocks.pop(owner))
+    for block in blocks.values():
+        arena.give_back(block)
+
+
+def _shared(
+    node: NodeProto,
+    number: int,
+    name: str,
+    buffer: Mapping[str, str | None],
+    users: Mapping[str, int],
+    last: Mapping[str, int],
+    sizes: Mapping[str, _Size],
+    batch: int,
+    outside: set[str],
+) -> str | None:
+    """Find whose memory an output has: its own, that of an input nothing reads any more, or that of a reshaped one."""
+    if node.op_type in _SAME_BUFFER:
+        source = node.input[0]
+        return None if source in outside else buffer[source]
+    if node.op_type in _IN_PLACE:
+        for source in node.input[:2]:
+            owner = buffer.get(source)
+            same = owner is not None and sizes[source].at(batch) == sizes[name].at(batch)
+            if owner is not None and same and last[source] == number and users[owner] == 1:
+                return owner
+    return name
+
+
+def _scratch(node: NodeProto, sizes: Mapping[str, _Size]) -> int:
+    """Bytes of the matrix into which a convolution spreads one group of one image."""
+    if node.op_type not in ("Conv", "ConvTranspose"):
+        return 0
+    forward = node.op_type == "Conv"
+    wide, narrow = (node.input[0], node.output[0]) if forward else (node.output[0], node.input[0])
+    kernel = sizes[node.input[1]].shapes[0][2:]
+    if forward and math.prod(kernel) == 1:
+        return 0
+    channels = sizes[wide].shapes[0][1] // int(attribute(node, "group", 1))
+    return _FLOAT * channels * math.prod(kernel) * math.prod(sizes[narrow].shapes[0][2:])
+
+
+class _Arena:
+    """The runtime's allocator: the smallest free block that is large enough, split; neighbours join when freed."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_REGION
+        self._regions: list[tuple[int, int]] = []  # start, and how far it was touched
+        self._free: list[tuple[int, int]] = []  # size and start, sorted
+        self._starts: dict[int, int] = {}  # free: start -> size
+        self._ends: dict[int, int] = {}  # free: end -> start
+        self._taken: dict[int, int] = {}  # start -> size
+
+    @property
+    def touched(self) -> int:
+        return sum(end - start for start, end in self._regions)
+
+    def take(self, size: int) -> int:
+        """Take a block and return where it starts."""
+        size = max(_SMALLEST, -(-size // _SMALLEST) * _SMALLEST)
+        place = bisect.bisect_left(self._free, (size, -1))
+        if place == len(self._free):
+            self._grow(size)
+            place = bisect.bisect_left(self._free, (size, -1))
+        found, start = self._free[place]
+        self._remove(start)
+        if found >= 2 * size or found - size >= _WORTH_SPLITTING:
+            self._add(start + size, found - size)
+            found = size
+        self._taken[start] = found
+        self._touch(start, start + size)
+        return start
+
+    def give_back(self, start: int) -> None:
+        """Free a block; it joins free neighbours."""
+        size = self._taken.pop(start)
+        if start in self._ends:
+            before = self._ends[start]
+            size += self._remove(before)
+            start = before
+        if start + size in self._starts:
+            size += self._remove(start + size)
+        self._add(start, size)
+
+    def _grow(self, size: int) -> None:
+        while self._next < size:
+            self._next *= 2
+        start = (self._regions[-1][0] if self._regions else 0) + (1 << 48)  # regions are no neighbours
+        self._regions.append((start, start))
+        self._add(start, self._next)
+        self._next *= 2
+
+    def _touch(self, start: int, end: int) -> None:
+        place = bisect.bisect_right(self._regions, (start, 1 << 62)) - 1
+        first, reached = self._regions[place]
+        self._regions[place] = first, max(reached, end)
+
+    def _add(self, start: int, size: int) -> None:
+        bisect.insort(self._free, (size, start))
+        self._starts[start] = size
+        self._ends[start + size] = start
+
+    def _remove(self, start: int) -> int:
+        size = self._starts.pop(start)
+        del self._ends[start + size]
+        del self._free[bisect.bisect_left(self._free, (size, start))]
+        return size

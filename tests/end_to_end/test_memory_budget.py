@@ -1,0 +1,39 @@
+"""A memory budget holds: for real agents, over their whole life, and with as much of the model as fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.bundle_files import read_manifest
+from edge_runtime.memory import current_memory
+from tests.end_to_end.memory_budget import MODELS, ordinary, prove, steps_away
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(current_memory() is None, reason="the system does not say what a process takes")
+QUICK = ("grouped", "mlp")
+
+
+def check(name: str, folder: Path, tight: int) -> None:
+    proofs = prove(name, folder, tight)
+    manifest = read_manifest(folder / name)
+    for one in proofs:
+        assert one.peak <= one.budget, one
+        assert abs(one.told - one.peak) <= 0.1 * one.budget, one  # what the device says of itself is what was seen
+        assert steps_away(manifest, one) <= 1, one
+        assert set(one.failed) <= {"too_large"} and len(one.failed) <= 1, one
+    places = [place.name for place in ordinary(manifest)]
+    assert proofs[-1].boundary == places[0], "with enough memory everything is trained"
+    assert places.index(proofs[0].boundary) >= places.index(proofs[-1].boundary)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_budget_holds(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, tight=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_budget_holds_for_every_model(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, tight=2)
