@@ -34,7 +34,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Trials that take ten times what is predicted, and the names of those that were made."""
     made: list[str] = []
 
-    def attempt(told: trial.Conditions, boundary: object, engine: str) -> Trial:
+    def attempt(told: trial.Conditions, boundary: object, engine: str, place: Path | None = None) -> Trial:
         name = boundary.name  # type: ignore[attr-defined]
         made.append(name)
         if NEEDS[name] > NEEDS["conv2"]:  # passes any limit here
