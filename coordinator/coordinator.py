@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator import standings
+from coordinator.benchmarks import Benchmarks
 from coordinator.best_versions import BestVersions
 from coordinator.credentials import new_id
 from coordinator.deletion import Deletion
@@ -127,6 +128,7 @@ class Coordinator:
         self._deletion = Deletion(self._units, blobs, self._data, self._bundles, reached)
         reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
+        self.benchmarks = Benchmarks(self._units, self._bundles)
         # What these parts do, the API finds here.
         self.jobs = reports.jobs
         self.job = reports.job
@@ -360,6 +362,7 @@ class Coordinator:
     def forget(self, device: str) -> None:
         """Shut a device out at its own wish, and remove what it said about itself."""
         self.revoke(device, name=f"forgotten {device}", profile=asdict(DeviceProfile()))
+        self.benchmarks.forget(device)
 
     def running_jobs(self) -> list[OpenJob]:
         """List the jobs that give out tasks now."""

@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from coordinator.api import (
     admin_routes,
+    benchmark_routes,
     device_routes,
     join_routes,
     metrics,
@@ -71,6 +72,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
         join_routes.router,
         device_routes.router,
         part_routes.router,
+        benchmark_routes.router,
         admin_routes.router,
         table_routes.router,
     ):

@@ -7,9 +7,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, with_config
 
 from federation.axes.cover import DeviceProfile
+from federation.benchmark import Benchmark, BoundaryCost, PartSeconds
 from federation.messages import TaskOffer
 
-with_config(ConfigDict(extra="forbid"))(DeviceProfile)
+_forbid_others = with_config(ConfigDict(extra="forbid"))
+_forbid_others(DeviceProfile)
+_forbid_others(Benchmark)
+_forbid_others(BoundaryCost)
+_forbid_others(PartSeconds)
 
 
 class Document(BaseModel):
@@ -259,6 +264,15 @@ class TimingDocument(Document):
             examples=[{"wall": 2.1, "forward": 0.4, "training": 1.2}],
         ),
     ]
+
+
+class BenchmarkDocument(Document):
+    """What a device measured."""
+
+    device: Annotated[str, Field(description="Its id.", examples=["83d9012691ea"])]
+    name: Annotated[str, Field(description="What it is called here.", examples=["kitchen-pi"])]
+    at: Annotated[float, Field(description="When it arrived; seconds since 1970.")]
+    benchmark: Benchmark
 
 
 class Health(Document):

@@ -25,7 +25,7 @@ def open_jobs(request: Request, token: EnrolmentToken, known: Known, service: Se
 
 @router.delete("/devices/me", status_code=204, summary="Be forgotten")
 def forget(device: Device, service: Service) -> None:
-    """The device's token is worth nothing from now on; its name and its profile are removed."""
+    """The device's token is worth nothing from now on; its name, its profile and its benchmarks are removed."""
     service.forget(device)
 
 

@@ -52,5 +52,24 @@ def excused_failures(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE standings ADD COLUMN excused INTEGER NOT NULL DEFAULT 0"))
 
 
+def benchmarks_of_devices(connection: Connection) -> None:
+    """5 to 6: what training costs on devices."""
+    connection.execute(
+        text(
+            "CREATE TABLE benchmarks (device VARCHAR(32) NOT NULL REFERENCES devices (id), "
+            "bundle VARCHAR(64) NOT NULL, batch INTEGER NOT NULL, threads INTEGER NOT NULL, "
+            "runtime VARCHAR(200) NOT NULL, body JSON NOT NULL, at DOUBLE PRECISION NOT NULL, "
+            "PRIMARY KEY (device, bundle, batch, threads, runtime))"
+        )
+    )
+    connection.execute(text("CREATE INDEX ix_benchmarks_bundle ON benchmarks (bundle)"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
-MIGRATIONS: tuple[Migration, ...] = (seats_in_rows, last_update_of_a_device, standings_of_devices, excused_failures)
+MIGRATIONS: tuple[Migration, ...] = (
+    seats_in_rows,
+    last_update_of_a_device,
+    standings_of_devices,
+    excused_failures,
+    benchmarks_of_devices,
+)

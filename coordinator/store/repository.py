@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.store.database import Sessions
 from coordinator.store.schema import (
+    BENCHMARKS,
     DEVICES,
     ENROLMENTS,
     EVENTS,
@@ -25,6 +26,7 @@ from coordinator.store.schema import (
     SEATS,
     STANDINGS,
     UPDATES,
+    BenchmarkRecord,
     DeviceRecord,
     EventRecord,
     JobRecord,
@@ -191,6 +193,32 @@ class Repository:
         keys = [{"of": record.job, "whose": record.device} for record in standings]
         session.connection().execute(known, keys)  # one after the other: a database binds only so many values at once
         session.execute(insert(STANDINGS), [vars(record) for record in standings])
+
+    # --- what training costs on devices ------------------------------------------------------------------------------
+
+    def write_benchmark(self, session: Session, record: BenchmarkRecord, most: int) -> None:
+        """Record a benchmark in place of its predecessor; of one device only the newest `most` stay."""
+        same = [column == getattr(record, column.name) for column in BENCHMARKS.primary_key]
+        session.execute(delete(BENCHMARKS).where(*same))
+        session.execute(insert(BENCHMARKS), vars(record))
+        mine = BENCHMARKS.c.device == record.device
+        newest = select(BENCHMARKS.c.at).where(mine).order_by(BENCHMARKS.c.at.desc())
+        oldest = session.scalar(newest.offset(most - 1).limit(1))
+        if oldest is not None:
+            session.execute(delete(BENCHMARKS).where(mine, BENCHMARKS.c.at < oldest))
+
+    def delete_benchmarks(self, session: Session, device: str) -> None:
+        session.execute(delete(BENCHMARKS).where(BENCHMARKS.c.device == device))
+
+    def benchmarks(
+        self, session: Session, bundle: str | None, device: str | None, count: int
+    ) -> list[tuple[BenchmarkRecord, str]]:
+        """List the newest benchmarks and the names of their devices: all, those of a bundle, of a device."""
+        wanted = {"bundle": bundle, "device": device}
+        mine = [BENCHMARKS.c[name] == value for name, value in wanted.items() if value is not None]
+        found = select(*BENCHMARKS.c, DEVICES.c.name).join(DEVICES, DEVICES.c.id == BENCHMARKS.c.device).where(*mine)
+        rows = session.execute(found.order_by(BENCHMARKS.c.at.desc(), BENCHMARKS.c.device).limit(count))
+        return [(BenchmarkRecord(*row[:-1]), row[-1]) for row in rows]
 
     # --- events and scores -------------------------------------------------------------------------------------------
 

@@ -160,6 +160,19 @@ class EventRecord:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class BenchmarkRecord:
+    """What training costs on a device, by its own measurement; the newest of each bundle, batch, runtime, threads."""
+
+    device: Annotated[str, _of(ForeignKey("devices.id"), primary_key=True)]
+    bundle: Annotated[str, _of(String(64), primary_key=True, index=True)]
+    batch: Annotated[int, _of(Integer, primary_key=True)]
+    threads: Annotated[int, _of(Integer, primary_key=True)]
+    runtime: Annotated[str, _of(String(200), primary_key=True)]
+    body: dict[str, Any]  # federation/benchmark.py
+    at: float
+
+
 META: Final = _table("meta", MetaRecord)
 JOBS: Final = _table("jobs", JobRecord)
 DEVICES: Final = _table("devices", DeviceRecord)
@@ -175,3 +188,4 @@ UPDATES: Final = _table(
 STANDINGS: Final = _table("standings", StandingRecord)
 METRICS: Final = _table("metrics", MetricRecord)
 EVENTS: Final = _table("events", EventRecord)
+BENCHMARKS: Final = _table("benchmarks", BenchmarkRecord)

@@ -23,6 +23,10 @@ from federation.wire import encode_layers
 from tests.coordinator.harness import Site, report_header
 
 _TYPES = {"x": "F32", "y": "I64"}
+BENCHMARK = {
+    **{"bundle": 64 * "0", "model": "x", "batch": 1, "iterations": 1, "runtime": "x", "threads": 1},
+    "costs": [{"boundary": "x", "problem": "none"}],
+}
 SAMPLES = encode_header([("x", (1, 2)), ("y", (1,))], 8, dtypes=_TYPES) + bytes(16)
 
 
@@ -69,6 +73,8 @@ ROUTES: dict[str, tuple[str, Example]] = {
     ),
     "GET /v1/jobs/open": ("enrolment", lambda c: ("/v1/jobs/open", {})),
     "DELETE /v1/devices/me": ("leaving device", lambda c: ("/v1/devices/me", {})),
+    "PUT /v1/devices/me/benchmark": ("device", lambda c: ("/v1/devices/me/benchmark", {"json": BENCHMARK})),
+    "GET /v1/benchmarks": ("admin", lambda c: (f"/v1/benchmarks?bundle={c.bundle}", {})),
     "GET /v1/jobs/{job}/state": ("device", lambda c: (f"/v1/jobs/{c.job}/state", {})),
     "GET /v1/tasks/{task}/inherited": ("device", lambda c: (f"/v1/tasks/{c.inheriting}/inherited", {})),
     "POST /v1/enrolments": ("admin", lambda c: ("/v1/enrolments", {"json": {}})),
