@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -224,8 +224,8 @@ class Coordinator:
 
     def _pass_time(self, job: OpenJob, now: float) -> None:
         with self._units.lock:
-            due, paused_at = job.state.round.wakes_at, job.state.paused_at
-            if due is not None and due <= (now if paused_at is None else paused_at):
+            paused_at = job.state.paused_at
+            if job.state.round.is_due(now if paused_at is None else paused_at):
                 with self._units.begin(now) as work:
                     work.advance(job, rounds.Tick())
 
@@ -381,22 +381,35 @@ class Coordinator:
             self.presence.came(devices, work.now)
             for job in self._jobs.values():
                 with _alone(job):
-                    self._draw_cohort(work, job)
+                    self._draw_cohort(work, job, devices)
             refused = NotAllowed("this device was shut out")
             return [refused if device in shut_out else self._offer(work, device) for device in devices]
 
-    def _draw_cohort(self, work: UnitOfWork, job: OpenJob) -> None:
-        """Begin a round that waits for its devices, if they are there."""
+    def _draw_cohort(self, work: UnitOfWork, job: OpenJob, came: Sequence[str]) -> None:
+        """Begin a round that waits for its devices, if they are there.
+
+        They are counted first: of a fleet that gathers, only the devices that `came` now are looked at.
+        """
         state = work.state(job)
-        if state.paused_at is None and state.round.state == "selecting":
-            profiles, unreadable = self.repository.present(work.session, work.now - PRESENCE)
-            here = {device: known for device, known in profiles.items() if self.presence.is_here(device, work.now)}
-            fit = {device: known for device, known in here.items() if not state.why_benched(device, work.now)}
-            seconds = {id: known.seconds for id, known in state.standings.items() if known.seconds is not None}
-            resting = len(here) - len(fit)
-            drawn = job.engine.assign(state.round.number, fit, state.previous, seconds=seconds, resting=resting)
-            work.note_unfit(job, {**dict(drawn.unfit), **unreadable})
-            work.advance(job, rounds.DevicesAvailable(cohort=drawn))
+        if state.paused_at is not None or state.round.state != "selecting":
+            return
+        present = self.repository.present(work.session, work.now - PRESENCE)
+        here = set(self.presence.among(present, work.now))
+        resting = here & state.benched(work.now)
+        fit = here - resting
+        self._note_fitness(work, job, fit.intersection(came))
+        missing = job.engine.missing_to_begin(len(fit - work.state(job).unfit.keys()), len(resting))
+        drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, len(resting))
+        work.advance(job, rounds.DevicesAvailable(cohort=drawn))
+
+    def _draw(self, work: UnitOfWork, job: OpenJob, fit: Collection[str], resting: int) -> cohort.Cohort:
+        """Draw a cohort, and note the devices that the job cannot use."""
+        state = work.state(job)
+        profiles, unreadable = self.repository.profiles(work.session, fit)
+        seconds = {id: known.seconds for id, known in state.standings.items() if known.seconds is not None}
+        drawn = job.engine.assign(state.round.number, profiles, state.previous, seconds=seconds, resting=resting)
+        work.note_unfit(job, {**dict(drawn.unfit), **unreadable})
+        return drawn
 
     def _offer(self, work: UnitOfWork, device: str) -> TaskOffer | None:
         """Offer a task of the first job that has one for a device."""
@@ -427,21 +440,27 @@ class Coordinator:
 
     def _seek(self, work: UnitOfWork, job: OpenJob, device: str) -> None:
         """Offer a device without a seat one that has become free, unless it is benched."""
-        state = work.state(job)
-        if state.why_benched(device, work.now):
+        if work.state(job).why_benched(device, work.now):
             return
-        known = state.standings.get(device)
-        try:
-            profile = self.repository.profile(work.session, device)
-            member, why = job.engine.member(device, profile, known.seconds if known else None), None
-        except EmbraceError as error:
-            member, why = None, str(error)
-        unfit = state.unfit
-        if why != unfit.get(device):  # the same again, from many devices that wait, costs nothing
-            others = {id: known for id, known in unfit.items() if id != device}
-            work.note_unfit(job, others if why is None else {**others, device: why})
-        if member is not None:
-            work.advance(job, rounds.DevicesAvailable((member,)))
+        members = self._note_fitness(work, job, [device])
+        if members:
+            work.advance(job, rounds.DevicesAvailable(tuple(members)))
+
+    def _note_fitness(self, work: UnitOfWork, job: OpenJob, devices: Collection[str]) -> list[cohort.Member]:
+        """List the devices that a job can use, and note those that it cannot."""
+        state = work.state(job)
+        profiles, unreadable = self.repository.profiles(work.session, devices)
+        members, whys = [], {**dict.fromkeys(profiles, ""), **unreadable}
+        for device, profile in profiles.items():
+            known = state.standings.get(device)
+            try:
+                members.append(job.engine.member(device, profile, known.seconds if known else None))
+            except EmbraceError as error:
+                whys[device] = str(error)
+        if any(why != state.unfit.get(device, "") for device, why in whys.items()):
+            unfit = {**state.unfit, **whys}
+            work.note_unfit(job, {device: why for device, why in unfit.items() if why})
+        return members
 
     def fail_task(self, device: str, task: str, reason: str, message: str) -> None:
         """Free the seat of a device that gives up."""
@@ -485,16 +504,16 @@ class Coordinator:
         """
         answers: list[float | Exception] = []
         with self._units.lock:
+            now = self.clock()  # once: what is due by then has to happen in a unit of work
             for device, task in beats:
                 try:
-                    answers.append(self._renew(device, task))
+                    answers.append(self._renew(device, task, now))
                 except EmbraceError as error:
                     answers.append(error)
         return answers
 
-    def _renew(self, device: str, task: str) -> float:
+    def _renew(self, device: str, task: str, now: float) -> float:
         job, seat, attempt = self._held(device, task)
-        now = self.clock()  # once: what is due by then has to happen in a unit of work
         self._pass_time(job, now)
         now = now if job.state.paused_at is None else job.state.paused_at
         round, effects = rounds.advance(job.state.round, cohort.LeaseRenewed(device, seat.number, attempt), now)

@@ -44,6 +44,13 @@ class OpenJobState:
         """Say for how long a device gets no task and why; nothing if it may have one."""
         return standings.why_benched(self.standings.get(device), now)
 
+    def benched(self, now: float) -> set[str]:
+        """List the devices that get no task now."""
+        known = self.standings.items()
+        return {
+            device for device, standing in known if standing.benched_until is not None and now < standing.benched_until
+        }
+
 
 @dataclass(eq=False)
 class OpenJob:
@@ -190,7 +197,8 @@ class UnitOfWork:
         self._written: dict[OpenJob, tuple[cohort.Seat, ...]] = {}  # the seats as this transaction has them
         self._updates: list[UpdateRecord] = []
         self._events: list[dict[str, Any]] = []
-        self._standings: dict[tuple[str, str], StandingRecord] = {}
+        self._standings: dict[tuple[str, str], StandingRecord] = {}  # those that have changed
+        self._own: dict[OpenJob, dict[str, StandingRecord]] = {}  # all, of the jobs of which some have
 
     def state(self, job: OpenJob) -> OpenJobState:
         return self._states.get(job, job.state)
@@ -273,7 +281,10 @@ class UnitOfWork:
 
     def _stand(self, job: OpenJob, standing: StandingRecord) -> None:
         self._standings[job.id, standing.device] = standing
-        self.change(job, standings={**self.state(job).standings, standing.device: standing})
+        if job not in self._own:  # one copy for all changes of this unit
+            self._own[job] = dict(self.state(job).standings)
+            self.change(job, standings=self._own[job])
+        self._own[job][standing.device] = standing
 
     def _blame(self, job: OpenJob, before: rounds.Round, after: rounds.Round) -> None:
         """Count the devices that let their leases run out, and those that a round closed without."""

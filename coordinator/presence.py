@@ -56,9 +56,9 @@ class Presence:
                 if self._waiting[device] <= 0:
                     del self._waiting[device]
 
-    def is_here(self, device: str, now: float) -> bool:
-        """Whether a device would come for a task; one that was never heard of is given the benefit of the doubt."""
+    def among(self, devices: Iterable[str], now: float) -> list[str]:
+        """List those that would come for a task; one that was never heard of is given the benefit of the doubt."""
         with self._lock:
-            if device in self._working:
-                return False
-            return device in self._waiting or now - self._heard.get(device, now) <= HERE
+            heard, waiting = self._heard, self._waiting
+            there = (device for device in devices if device not in self._working)
+            return [device for device in there if device in waiting or now - heard.get(device, now) <= HERE]

@@ -124,18 +124,17 @@ class Reports:
     def _fleet(self, job: OpenJob) -> Fleet:
         """Say what is known of a job's devices, those that are there counted now."""
         now = self._clock()
-        here, unreadable = self._here(now)
+        here = self._here(now)
         with self._repository.reading() as session:
             standings = self._repository.standings(session, job=job.id)
             names = self._repository.names(session)
         benched = {known.device: _why_benched(known) for known in standings if (known.benched_until or 0.0) > now}
-        return Fleet(_missing(job, here, now), {**job.state.unfit, **unreadable}, benched, names)
+        return Fleet(_missing(job, here, now), job.state.unfit, benched, names)
 
-    def _here(self, now: float) -> tuple[set[str], dict[str, str]]:
-        """List the devices that would come for a task, as when a cohort is drawn; and the profiles no job can read."""
+    def _here(self, now: float) -> list[str]:
+        """List the devices that would come for a task, as when a cohort is drawn."""
         with self._repository.reading() as session:
-            heard, unreadable = self._repository.present(session, now - self._heard_within)
-        return {device for device in heard if self._presence.is_here(device, now)}, unreadable
+            return self._presence.among(self._repository.present(session, now - self._heard_within), now)
 
     def waiting(self, device: str) -> str:
         """Say to a device that just asked in vain what the jobs wait for. No database: a whole fleet asks."""
@@ -284,7 +283,7 @@ class Reports:
             failing = self._repository.failing_devices(session, MOST_DEVICES)
             states = self._repository.device_states(session, now - self._heard_within, now, self._working())
         selecting = [job for job in list(self._open_jobs.values()) if _selects(job)]
-        here = self._here(now)[0] if selecting else set()
+        here = self._here(now) if selecting else []
         missing = {job.id: _missing(job, here, now) for job in selecting}
         return {"jobs": jobs, "failing": failing, "states": states, "missing": missing}
 

@@ -258,9 +258,8 @@ def assign(
     profile is taken as able to train everything.
     """
     fit, reasons = _fit(available, profiles, cover, manifest, batch)
-    missing = max(participation.needed - resting, participation.least) - len(fit)
-    if missing > 0 or not fit:
-        return Cohort(missing=max(1, missing), unfit=reasons)
+    if missing := missing_to_begin(participation, len(fit), resting):
+        return Cohort(missing=missing, unfit=reasons)
     order = participation.order(fit, seed, round_number)
     fixed: set[str] = set()
     if previous is None or not previous.seats or participation.starts_window(round_number):
@@ -286,6 +285,12 @@ def assign(
     )
 
 
+def missing_to_begin(participation: Participation, fit: int, resting: int = 0) -> int:
+    """Count the devices that are missing before a cohort can be drawn, if so many are fit; see `assign`."""
+    missing = max(participation.needed - resting, participation.least) - fit
+    return max(1, missing) if missing > 0 or not fit else 0
+
+
 def _fit(
     available: Iterable[str],
     profiles: Mapping[str, DeviceProfile],
@@ -296,11 +301,19 @@ def _fit(
     """What every available device trains; and of those that cannot train anything here, why not."""
     fit: dict[str, str] = {}
     unfit: dict[str, str] = {}
+    known: dict[DeviceProfile, str | InputError | OutOfMemory] = {}  # many devices are of the same kind
     for device in sorted(set(available)):
-        try:
-            fit[device] = cover.cover(manifest, profiles.get(device) or DeviceProfile(), batch)
-        except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
-            unfit[device] = str(error)
+        profile = profiles.get(device) or DeviceProfile()
+        if profile not in known:
+            try:
+                known[profile] = cover.cover(manifest, profile, batch)
+            except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
+                known[profile] = error
+        found = known[profile]
+        if isinstance(found, str):
+            fit[device] = found
+        else:
+            unfit[device] = str(found)
     return fit, tuple(unfit.items())
 
 

@@ -129,6 +129,10 @@ class RoundEngine:
             resting,
         )
 
+    def missing_to_begin(self, fit: int, resting: int) -> int:
+        """Count the devices that are missing to draw a cohort, if so many are fit and so many `resting`."""
+        return cohort.missing_to_begin(self.plan.participation, fit, resting)
+
     def member(self, device: str, profile: DeviceProfile, seconds: float | None = None) -> cohort.Member:
         """Describe a device that may take over a free seat."""
         plan = self.plan

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from statistics import median
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from federation import cohort as seats
 from federation.axes.participate import OnMissingQuorum, Participation
 from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived, one_seat_each
 from federation.errors import EmbraceError, InputError
+from federation.seating import Seats
 
 State = Literal["selecting", "collecting", "closing", "committed", "abandoned"]
 SLOWEST: Final = 2.0  # times the usual duration that a device may be known to take and is waited for accordingly
@@ -50,7 +50,7 @@ class Round:
     lateness: float | None = None  # times what is expected of a device, after which it is late; None: none ever is
     grace: float = 2.0  # seconds that no device is late before, and after which one that does not come is
     state: State = "selecting"
-    slots: tuple[Seat, ...] = ()
+    slots: Seats = field(default_factory=Seats)
     wanted: int = 0  # draws that make it complete
     quorum: int = 0
     deadline: float | None = None
@@ -62,8 +62,8 @@ class Round:
     def __post_init__(self) -> None:
         if self.number < 0 or not (0 < self.lease < math.inf and 0 < self.offer < math.inf):
             raise InputError(f"round {self.number}: expected a number from 0, lease and offer above 0 seconds")
-        if self.state not in get_args(State) or [seat.number for seat in self.slots] != list(range(len(self.slots))):
-            raise InputError(f"round {self.number}: expected a state and slots numbered from 0, got {self.state!r}")
+        if self.state not in get_args(State):
+            raise InputError(f"round {self.number}: expected {', '.join(get_args(State))}, got {self.state!r}")
         least = self.quorum if self.state in ("closing", "committed") else 0
         begun = bool(self.slots) or self.state in ("selecting", "abandoned")
         if not begun or not least <= self.arrived <= self.wanted:
@@ -74,31 +74,32 @@ class Round:
         """What is summed, in the order of the slots: the order of arrival makes no difference."""
         return tuple(seat for seat in self.slots if seat.state == "arrived")
 
-    @cached_property
+    @property
     def arrived(self) -> int:
         """Draws that were answered: an update that counts twice is two of them."""
-        return sum(seat.count for seat in self.slots if seat.state == "arrived")
-
-    @property
-    def wakes_at(self) -> float | None:
-        """When time alone changes something next."""
-        deadline = [] if self.deadline is None or self.overdue else [self.deadline]
-        late = [] if self.late_at is None else [self.late_at]
-        times = [*deadline, *late, *(seat.until for seat in self.slots if seat.running)]
-        return min(times, default=None) if self.state == "collecting" else None
+        return self.slots.arrived
 
     @cached_property
     def usual(self) -> float | None:
         """Seconds that a task of this round takes: the median of those that have arrived."""
-        known = [seat.seconds for seat in self.counted if seat.seconds is not None]
-        return median(known) if known else None
+        known = self.slots.durations
+        middle = len(known) // 2
+        if len(known) % 2:
+            return known[middle]
+        return (known[middle - 1] + known[middle]) / 2 if known else None
 
-    @cached_property
-    def late_at(self) -> float | None:
-        """When the round closes with the updates that it has: a quorum is there, and the rest is late."""
+    def is_late(self, now: float) -> bool:
+        """Whether the round closes with the updates that it has: a quorum is there, and the rest is late."""
         if self.lateness is None or self.state != "collecting" or not self.quorum <= self.arrived < self.wanted:
-            return None
-        return max(self._ends_at(seat) for seat in self.slots if seat.state != "arrived")
+            return False
+        return self.slots.all_answered_or(lambda seat: now >= self._ends_at(seat))
+
+    def is_due(self, now: float) -> bool:
+        """Whether time alone changes something now."""
+        if self.state != "collecting":
+            return False
+        deadline = math.inf if self.deadline is None or self.overdue else self.deadline
+        return now >= deadline or bool(self.slots.over(now)) or self.is_late(now)
 
     def _ends_at(self, seat: Seat) -> float:
         """When a seat is late. A device that returns it and takes it again gains no time."""
@@ -131,7 +132,7 @@ class Round:
 
     def seat_of(self, device: str) -> Seat | None:
         """What a device is offered, holds or has answered; never more than one."""
-        return next((seat for seat in self.slots if not seat.free and seat.member.device == device), None)
+        return self.slots.of(device)
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect
     return round, (*effects, *more)
 
 
-_HEAD: Final = tuple(field.name for field in fields(Round) if field.name != "slots")
+_HEAD: Final = tuple(own.name for own in fields(Round) if own.name != "slots")
 
 
 def encode_head(round: Round) -> dict[str, Any]:
@@ -289,7 +290,7 @@ def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]]) -> Round
     """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between."""
     try:
         rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in seats)
-        return Round(**head, slots=one_seat_each(Seat(**row) for row in rows))
+        return Round(**head, slots=Seats(one_seat_each(Seat(**row) for row in rows)))
     except (KeyError, TypeError) as error:
         raise InputError(f"this is no round: {error}") from None
 
@@ -309,7 +310,7 @@ def _settle(step: Step, now: float) -> Step:
     for condition, holds in (
         ("seated", bool(round.slots)),
         ("complete", arrived >= round.wanted),
-        ("late", now >= (math.inf if step[0].late_at is None else step[0].late_at)),
+        ("late", step[0].is_late(now)),
         ("due", passed and arrived >= round.quorum),
         ("hopeless", passed and arrived < round.quorum and round.on_missing_quorum == "fail"),
         ("unclosable", round.tries >= MOST_TRIES),
@@ -326,8 +327,10 @@ def _settle(step: Step, now: float) -> Step:
 def _pass_time(round: Round, now: float, left: tuple[str, ...] = ()) -> Step:
     if round.state != "collecting":
         return round, []
+    if not left and not round.slots.over(now):
+        return round, []
     slots, freed = seats.run_out(round.slots, now, left)
-    return (replace(round, slots=slots), [WaitForDevices(freed)]) if freed else (round, [])
+    return (replace(round, slots=Seats(slots)), [WaitForDevices(freed)]) if freed else (round, [])
 
 
 def _shifted(round: Round, outage: float, now: float) -> Round:
@@ -343,7 +346,7 @@ def _shifted(round: Round, outage: float, now: float) -> Round:
         )
         for seat in round.slots
     ]
-    slots = tuple(replace(seat, until=max(seat.until, _least_until(round, seat, now))) for seat in moved)
+    slots = Seats(replace(seat, until=max(seat.until, _least_until(round, seat, now))) for seat in moved)
     deadline = round.deadline if round.deadline is None or round.overdue else round.deadline + outage
     return replace(round, slots=slots, deadline=deadline)
 
@@ -357,13 +360,15 @@ def _least_until(round: Round, seat: Seat, now: float) -> float:
 
 def _take_back(round: Round, waiting: Iterable[Member], now: float) -> Step:
     """Free seats that hold the round up, the longest held first, as far as there are devices to take them over."""
-    spare = len(seats.idle_among(round.slots, waiting)) - sum(seat.free for seat in round.slots)
+    if not round.overdue:
+        return round, []
+    spare = len(seats.idle_among(round.slots, waiting)) - round.slots.free
     held_up = sorted((seat for seat in round.slots if round.is_held_up_by(seat, now)), key=lambda seat: seat.since)
     taken = [replace(seat, state="expired", since=now) for seat in held_up[: max(0, spare)]]
     if not taken:
         return round, []
     by_number = {seat.number: seat for seat in taken}
-    slots = tuple(by_number.get(seat.number, seat) for seat in round.slots)
+    slots = Seats(by_number.get(seat.number, seat) for seat in round.slots)
     return replace(round, slots=slots), [WaitForDevices(len(taken))]
 
 
@@ -375,8 +380,10 @@ def _apply(round: Round, event: Event, now: float) -> Step:
             return _begin(round, cohort, now)
         case DevicesAvailable(members) if collecting:
             round, freed = _take_back(round, members, now)
+            if not round.slots.free:
+                return round, []
             slots, offered = seats.hand_out(round.slots, members, now, now + round.offer)
-            return replace(round, slots=slots), [*freed, *map(seats.OfferTask, offered)]
+            return replace(round, slots=Seats(slots)), [*freed, *map(seats.OfferTask, offered)]
         case DevicesLeft(devices):
             return _pass_time(round, now, devices)
         case LeaseTaken(device, slot):
@@ -406,7 +413,7 @@ def _apply(round: Round, event: Event, now: float) -> Step:
 def _begin(round: Round, cohort: Cohort, now: float) -> Step:
     if cohort.missing:
         return round, [WaitForDevices(cohort.missing)]
-    slots = tuple(seat.offered_to(seat.member, now, now + round.offer) for seat in cohort.seats)
+    slots = Seats(seat.offered_to(seat.member, now, now + round.offer) for seat in cohort.seats)
     deadline = None if round.patience is None else now + round.patience
     begun = replace(round, slots=slots, wanted=cohort.wanted, quorum=cohort.quorum, deadline=deadline)
     known = [seat.member.seconds for seat in slots if seat.member.seconds is not None]
@@ -429,7 +436,7 @@ def _seat(round: Round, number: int) -> Seat:
 def _put(round: Round, seat: Seat, effect: Effect) -> Step:
     if seat is _seat(round, seat.number) or seat is _NOWHERE:
         return round, [effect]
-    return replace(round, slots=(*round.slots[: seat.number], seat, *round.slots[seat.number + 1 :])), [effect]
+    return replace(round, slots=round.slots.put(seat)), [effect]
 
 
 _NOWHERE: Final = Seat(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, select, tuple_, update
@@ -47,6 +49,7 @@ _SEAT: Final = (
     update(SEATS).where(*(SEATS.c[name] == value for name, value in _SEAT_KEY.items())).values(body=bindparam("body"))
 )
 MOST_MATCHES = 50
+MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
 _Record = TypeVar("_Record")
@@ -301,18 +304,20 @@ class Repository:
             session.execute(update(DEVICES).where(DEVICES.c.id.in_(late)).values(seen_at=now))
         return {id for id, revoked, _ in known if revoked}
 
-    def profile(self, session: Session, device: str) -> DeviceProfile:
-        return _profile(session.execute(select(DEVICES.c.profile).where(DEVICES.c.id == device)).scalar_one())
+    def present(self, session: Session, since: float) -> Sequence[str]:
+        """List the devices that were heard of since then."""
+        here = select(DEVICES.c.id).where(DEVICES.c.revoked.is_(False), DEVICES.c.seen_at > since)
+        return session.scalars(here).all()
 
-    def present(self, session: Session, since: float) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
-        """List the profiles of devices that were heard of since then; also those that cannot be read, and why."""
-        here = select(DEVICES.c.id, DEVICES.c.profile).where(DEVICES.c.revoked.is_(False))
+    def profiles(self, session: Session, devices: Collection[str]) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+        """Read the profiles of devices; also list those that cannot be read, and why."""
         profiles, unreadable = {}, {}
-        for id, told in session.execute(here.where(DEVICES.c.seen_at > since)):
-            try:
-                profiles[id] = _profile(told)
-            except InputError as error:  # an earlier program took what this one does not
-                unreadable[id] = str(error)
+        for ids in _parts(devices):
+            for id, told in session.execute(select(DEVICES.c.id, DEVICES.c.profile).where(DEVICES.c.id.in_(ids))):
+                try:
+                    profiles[id] = _profile(json.dumps(told))
+                except InputError as error:  # an earlier program took what this one does not
+                    unreadable[id] = str(error)
         return profiles, unreadable
 
     # --- credentials, numbers ----------------------------------------------------------------------------------------
@@ -360,9 +365,8 @@ class Repository:
         state = case((DEVICES.c.revoked.is_(True), "revoked"), gone, resting, else_="waiting").label("state")
         counted = select(state, func.count()).group_by(state)
         found = Counter({row[0]: row[1] for row in session.execute(counted)})
-        ids = sorted(working)
-        for first in range(0, len(ids), _AT_ONCE):
-            for known, count in session.execute(counted.where(DEVICES.c.id.in_(ids[first : first + _AT_ONCE]))):
+        for ids in _parts(working):
+            for known, count in session.execute(counted.where(DEVICES.c.id.in_(ids))):
                 if known != "revoked":
                     found[known] -= count
                     found["working"] += count
@@ -410,5 +414,12 @@ def _count(result: Any) -> int:
     return cast("CursorResult[Any]", result).rowcount
 
 
-def _profile(told: Mapping[str, Any]) -> DeviceProfile:
-    return decode(DeviceProfile, told, "profile", defaults=True)
+def _parts(ids: Collection[str]) -> Iterator[list[str]]:
+    """Divide ids into what one statement takes."""
+    listed = sorted(ids)
+    return (listed[first : first + _AT_ONCE] for first in range(0, len(listed), _AT_ONCE))
+
+
+@lru_cache(MOST_PROFILES)
+def _profile(told: str) -> DeviceProfile:
+    return decode(DeviceProfile, json.loads(told), "profile", defaults=True)

@@ -457,7 +457,7 @@ def test_a_device_that_hangs_up_while_it_waits_is_gone_at_once(site: Site) -> No
         client.post("/v1/tasks/next?wait=60", timeout=0.3)
     wait_until(left.is_set)
     service.presence.left = known  # type: ignore[method-assign]
-    assert not service.presence.is_here(device, time.time())
+    assert not service.presence.among([device], time.time())
     job = service.create_job(plan_from({"bundle": "x"}), site.bundle)  # type: ignore[attr-defined]
     with site.http(site.enrol()[1]) as other:
         offer = Offer(other.post("/v1/tasks/next?wait=5").json())

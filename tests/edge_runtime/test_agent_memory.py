@@ -79,7 +79,7 @@ def test_a_task_that_does_not_fit_goes_back_and_the_next_one_fits(
     assert sorted(tries) == sorted(set(tries)), "each is tried once"
     known = agent.memory.profile
     with site.server.coordinator.repository.reading() as session:
-        assert site.server.coordinator.repository.profile(session, device) == known
+        assert site.server.coordinator.repository.profiles(session, [device]) == ({device: known}, {})
     manifest = next(iter(agent._loaded.values())).bundle.manifest
     assert OutputSide().cover(manifest, known, 16) == "conv3"
     assert reports[0].memory["allowed"] == int(agent.device.memory or 0)

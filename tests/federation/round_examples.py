@@ -63,6 +63,22 @@ def closing() -> Round:
     return run(collecting(), *((UpdateArrived(device, n, 1), 1.0) for n, device in enumerate("abc")))[0]
 
 
+def late_at(round: Round) -> float | None:
+    """When a round closes with the updates that it has, by looking at every seat."""
+    arrived = sum(seat.count for seat in round.slots if seat.state == "arrived")
+    if round.lateness is None or round.state != "collecting" or not round.quorum <= arrived < round.wanted:
+        return None
+    return max(round._ends_at(seat) for seat in round.slots if seat.state != "arrived")
+
+
+def wakes_at(round: Round) -> float | None:
+    """When time alone changes something next, by looking at every seat."""
+    deadline = [] if round.deadline is None or round.overdue else [round.deadline]
+    late = [at for at in [late_at(round)] if at is not None]
+    times = [*deadline, *late, *(seat.until for seat in round.slots if seat.running)]
+    return min(times, default=None) if round.state == "collecting" else None
+
+
 def encoded(round: Round) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return encode_head(round), [encode_seat(seat) for seat in round.slots]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import Any
 
 from hypothesis import given, settings
@@ -41,7 +42,18 @@ from federation.rounds import (
     advance,
     decode,
 )
-from tests.federation.round_examples import DEVICES, LEASE, cohort, collecting, encoded, member, opened, run
+from tests.federation.round_examples import (
+    DEVICES,
+    LEASE,
+    cohort,
+    collecting,
+    encoded,
+    late_at,
+    member,
+    opened,
+    run,
+    wakes_at,
+)
 
 MOST = 20 * LEASE  # seconds for a task
 constants = st.fixed_dictionaries(
@@ -216,6 +228,24 @@ class AnyRound(RuleBasedStateMachine):
         """No device has two seats, not even a free one that it had before: a window's next cohort takes them over."""
         if self.round.slots:
             Cohort(self.round.slots, self.round.wanted, self.round.quorum)
+
+    @invariant()
+    def what_is_known_of_the_seats_is_what_a_look_at_each_of_them_gives(self) -> None:
+        slots, now = self.round.slots, self.now
+        arrived = [seat for seat in slots if seat.state == "arrived"]
+        assert slots.arrived == sum(seat.count for seat in arrived)
+        assert slots.free == sum(seat.free for seat in slots)
+        assert self.round.usual == (
+            median(seat.seconds for seat in arrived if seat.seconds is not None) if arrived else None
+        )
+        for device in (*DEVICES, "none"):
+            found = [seat for seat in slots if not seat.free and seat.member.device == device]
+            assert [self.round.seat_of(device)] == (found or [None])
+        ends, wakes = late_at(self.round), wakes_at(self.round)
+        for at in (now, now + 3.0, now + 40.0, now):
+            assert slots.over(at) == [seat for seat in slots if seat.running and seat.until <= at]
+            assert self.round.is_late(at) == (ends is not None and ends <= at)
+            assert self.round.is_due(at) == (wakes is not None and wakes <= at)
 
     def teardown(self) -> None:
         assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
