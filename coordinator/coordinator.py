@@ -42,6 +42,7 @@ from coordinator.jobs import (
     restore_job,
 )
 from coordinator.notifier import Notifier
+from coordinator.overview import Overview
 from coordinator.presence import Presence
 from coordinator.reports import Reports
 from coordinator.served_versions import ServedVersions
@@ -108,6 +109,7 @@ class Coordinator:
         self.repository = repository
         self.clock = clock
         self.notifier = Notifier()  # notifies when there may be something to do for devices that had nothing
+        self.watchers = Notifier()  # notifies when there may be news for clients that watch
         self.presence = Presence()
         self.shut_out: set[str] = set()  # devices that were revoked since the process started
         self.leaving = False
@@ -118,7 +120,7 @@ class Coordinator:
         self._versions = Versions(blobs)
         self._bundles = Bundles(blobs)
         self._jobs: dict[str, OpenJob] = {}
-        self._units = Units(repository, clock, self._handle)
+        self._units = Units(repository, clock, self._handle, self.watchers.notify)
         self._folding = FoldWorker(self._units, self._bodies, self._versions, reached)
         self._data = EvaluationData(blobs, None if folder is None else Path(folder))
         self._best = BestVersions(repository, self._versions)
@@ -129,6 +131,7 @@ class Coordinator:
         reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
         self.benchmarks = Benchmarks(self._units, self._bundles)
+        self.overview = Overview(repository, reports, self._versions, self._bundles, self._data)
         # What these parts do, the API finds here.
         self.jobs = reports.jobs
         self.job = reports.job
@@ -201,6 +204,7 @@ class Coordinator:
         """Answer every device that waits for a task: the process is about to end. Updates still arrive."""
         self.leaving = True
         self.notifier.notify()
+        self.watchers.notify()
 
     def stop(self) -> None:
         """Finish what is being folded and scored, then rest."""

@@ -370,9 +370,17 @@ class UnitOfWork:
 class Units:
     """Units of work, one at a time. Nothing slow happens in one: bodies are folded by a worker."""
 
-    def __init__(self, repository: Repository, clock: Callable[[], float], handle: Callable[[Effect], None]) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        clock: Callable[[], float],
+        handle: Callable[[Effect], None],
+        recorded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`recorded` is called after every unit that was recorded."""
         self.repository = repository
         self.clock = clock
+        self._recorded = recorded
         self.lock = threading.RLock()
         self._handle = handle
 
@@ -390,3 +398,4 @@ class Units:
             work.settle()
             for effect in work.outbox:
                 self._handle(effect)
+            self._recorded()

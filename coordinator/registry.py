@@ -10,13 +10,13 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator.credentials import matches, new_token, token_hash
 from coordinator.errors import NotAllowed
+from coordinator.sessions import ADMIN_KEY, Sessions
 from coordinator.store.repository import Repository
 from coordinator.store.schema import DeviceRecord
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.identity import check_name, device_id, free_name
 
-ADMIN_KEY = "admin_token_hash"
 MOST_KNOWN = 65_536
 NOT_INVITED = "this enrolment token is unknown, used up or expired"
 
@@ -28,6 +28,7 @@ class Registry:
         self._repository = repository
         self._clock = clock
         self._admin = ""  # hash of the administrator's token, once it was read
+        self.sessions = Sessions(repository, clock)
         self._known: dict[str, str] = {}  # hash of a token -> its device, of those that came lately
 
     def set_admin_token(self) -> str | None:

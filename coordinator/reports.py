@@ -235,7 +235,7 @@ class Reports:
                 raise NotFound(f"there is no device {device!r}")
             benched = self._repository.benched(session, self._clock())
             done = self._repository.tasks_done(session, device)
-            updates = [_timing(found) for found in self._repository.updates_of_device(session, device, LAST_UPDATES)]
+            updates = [timing(found) for found in self._repository.updates_of_device(session, device, LAST_UPDATES)]
             failures = self._repository.failures_of_device(session, device, 1)
             standings = {known.job: known for known in self._repository.standings(session, device=device)}
             jobs = [self._repository.job(session, job) for job in done.keys() | standings]
@@ -273,7 +273,7 @@ class Reports:
         with self._repository.reading() as session:
             last = self._repository.last_update(session, job, device, LARGEST_ROUND)
             update = self._repository.update(session, last[1]) if last else None
-        return _timing(update)["boundary"] if update else ""
+        return timing(update)["boundary"] if update else ""
 
     def figures(self) -> dict[str, Any]:
         """Collect numbers for Prometheus: of the newest jobs, of the devices that fail most, of devices by state."""
@@ -281,11 +281,17 @@ class Reports:
         with self._repository.reading() as session:
             jobs = self._repository.job_figures(session, MOST_JOBS)
             failing = self._repository.failing_devices(session, MOST_DEVICES)
-            states = self._repository.device_states(session, now - self._heard_within, now, self._working())
+        states = self.device_states()
         selecting = [job for job in list(self._open_jobs.values()) if _selects(job)]
         here = self._here(now) if selecting else []
         missing = {job.id: _missing(job, here, now) for job in selecting}
         return {"jobs": jobs, "failing": failing, "states": states, "missing": missing}
+
+    def device_states(self) -> dict[str, int]:
+        """Count devices by what they do now."""
+        now = self._clock()
+        with self._repository.reading() as session:
+            return self._repository.device_states(session, now - self._heard_within, now, self._working())
 
     def timings(self, job: str, first_round: int = 0) -> Iterator[dict[str, Any]]:
         """Report every accepted update, in the order of rounds and slots; a few are read at a time."""
@@ -297,7 +303,7 @@ class Reports:
         while True:
             with self._repository.reading() as session:
                 rows = self._repository.updates_behind(session, job, last, UPDATES_AT_ONCE)
-            yield from map(_timing, rows)
+            yield from map(timing, rows)
             if len(rows) < UPDATES_AT_ONCE:
                 return
             last = (rows[-1].round, rows[-1].slot)
@@ -334,17 +340,17 @@ def _without(record: object, *names: str) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in names}
 
 
-def _timing(row: UpdateRecord) -> dict[str, Any]:
+def timing(row: UpdateRecord) -> dict[str, Any]:
     """Take of a report, which is a device's own words, only what is of the right kind."""
     told = row.report.get("seconds")
     told = dict(told) if isinstance(told, dict) else {}
     if isinstance(layers := told.get("forward"), dict):
-        told["forward"] = sum(value for value in layers.values() if _is_number(value))
-    seconds = {name: told[name] for name in TIMING_COLUMNS if _is_number(told.get(name))}
+        told["forward"] = sum(value for value in layers.values() if is_number(value))
+    seconds = {name: told[name] for name in TIMING_COLUMNS if is_number(told.get(name))}
     own = {name: getattr(row, name) for name in ("round", "slot", "device", "samples", "bytes", "arrived_at")}
     words = {name: str(row.report.get(name) or "")[:200] for name in ("boundary", "engine")}
     return {**own, **words, "lost_state": row.report.get("lost_state") is True, "seconds": seconds}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15

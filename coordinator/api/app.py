@@ -15,16 +15,20 @@ from coordinator.api import (
     benchmark_routes,
     device_routes,
     join_routes,
+    live_routes,
     metrics,
     openapi,
+    overview_routes,
     pages,
     part_routes,
     problems,
+    session_routes,
     table_routes,
 )
 from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
-from coordinator.api.limits import ClientLimits, buckets
+from coordinator.api.limits import ClientLimits, buckets, tries
+from coordinator.api.live_routes import Streams
 from coordinator.batching import Batched
 from coordinator.body_check import AT_ONCE
 from coordinator.coordinator import PRESENCE, Coordinator
@@ -67,6 +71,8 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     app.state.heartbeat = Batched(coordinator.heartbeats)
     app.state.metrics = counts
     app.state.pace = buckets(limits)
+    app.state.tries = tries()
+    app.state.streams = Streams()
     problems.install(app)
     for router in (
         join_routes.router,
@@ -75,6 +81,9 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
         benchmark_routes.router,
         admin_routes.router,
         table_routes.router,
+        overview_routes.router,
+        live_routes.router,
+        session_routes.router,
     ):
         app.include_router(router)
     pages.install(app)

@@ -1,25 +1,39 @@
 """Find out who sends a request. Administrator and device credentials never stand in for one another.
 
 The admission (admission.py) identifies the sender before anything of the body is read; the routes say whom they serve.
+
+A program has a token, in `Authorization`. A page has a session, in a cookie (session_routes.py), and its request counts
+only if the browser says that the coordinator's own page makes it: a browser adds a cookie to the requests of any page
+of this host, whatever its port. What changes something also needs a header that no other page may send.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from coordinator.api.limits import check_pace
+from coordinator.api.limits import check_pace, check_tries
 from coordinator.coordinator import Coordinator
 from coordinator.credentials import token_hash
 from coordinator.errors import NotAllowed
 from coordinator.registry import Registry
 
 IDENTITY = "embrace.identity"  # the key of the scope
+OWN_PAGE: Final = "embrace-request"  # a header of what the coordinator's own pages ask for
+_READING: Final = ("GET", "HEAD")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A credential that the database has to be asked about."""
+
+    token: str
+    is_session: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,15 +44,18 @@ class Identity:
     hashed: str = ""
     device: str | None = None
     admin: bool = False
+    session: str = ""  # hash of the session's token, if it is a page
 
     @property
     def is_known(self) -> bool:
         return self.admin or self.device is not None
 
 
-def recognise(scope: Scope, registry: Registry, coordinator: Coordinator) -> Identity | str:
-    """Identify the sender without the database; return the token of one that has to be looked up."""
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
+def recognise(scope: Scope, registry: Registry, coordinator: Coordinator) -> Identity | Unknown:
+    """Identify the sender without the database; return the credential of one that has to be looked up."""
+    given = header(scope, "authorization")
+    if not given:
+        return _recognise_page(scope, registry)
     scheme, _, token = given.partition(" ")
     if scheme.lower() != "bearer" or not token:
         return Identity()
@@ -47,13 +64,58 @@ def recognise(scope: Scope, registry: Registry, coordinator: Coordinator) -> Ide
         return Identity(token, hashed, admin=True)
     device = registry.known_device(hashed)
     if device is None or device in coordinator.shut_out:
-        return token
+        return Unknown(token)
     return Identity(token, hashed, device)
 
 
-def look_up(token: str, registry: Registry) -> Identity:
-    """Ask the database whose token this is."""
+def _recognise_page(scope: Scope, registry: Registry) -> Identity | Unknown:
+    token = session_token(scope)
+    if not token or not _is_own_page(scope):
+        return Identity()
     hashed = token_hash(token)
+    if registry.sessions.expires_at(hashed) is None:
+        return Unknown(token, is_session=True)
+    return Identity(token, hashed, admin=True, session=hashed)
+
+
+def _is_own_page(scope: Scope) -> bool:
+    """Whether a page of this coordinator makes a request, by what the browser says and no page can change."""
+    site, origin = header(scope, "sec-fetch-site"), header(scope, "origin")
+    if scope["method"] in _READING:
+        return site in ("", "same-origin", "none")  # none: a person typed the address
+    host = header(scope, "host")
+    same = site == "same-origin" or (not site and origin in (f"http://{host}", f"https://{host}"))
+    return same and header(scope, OWN_PAGE) != ""
+
+
+def header(scope: Scope, name: str) -> str:
+    """Return a header of a request; empty if it has none."""
+    wanted = name.encode()
+    return next((value for known, value in scope["headers"] if known == wanted), b"").decode("latin-1")
+
+
+def session_cookie(scope: Scope) -> str:
+    """Name the cookie of a session: browsers do not tell the ports of a host apart, and each may have a coordinator."""
+    port = header(scope, "host").rpartition(":")[2]
+    return f"embrace_session_{port}" if port.isdecimal() else "embrace_session"
+
+
+def session_token(scope: Scope) -> str:
+    """Return the token in the cookie of a request; empty if it has none."""
+    wanted = session_cookie(scope)
+    given = (part.strip().partition("=") for part in header(scope, "cookie").split(";"))
+    return next((value for name, _, value in given if name == wanted), "")
+
+
+def look_up(given: Unknown, registry: Registry) -> Identity:
+    """Ask the database whose credential this is."""
+    token = given.token
+    hashed = token_hash(token)
+    if given.is_session:
+        try:
+            return Identity(token, hashed, admin=True, session=registry.sessions.find(token))
+        except NotAllowed:
+            return Identity(token, hashed)
     try:
         return Identity(token, hashed, registry.device_of(token))
     except NotAllowed:
@@ -103,6 +165,16 @@ class _Admin(_Bearer):
             raise NotAllowed("this needs the administrator's token")
 
 
+class _SigningIn(_Admin):
+    async def __call__(self, request: HTTPConnection) -> None:
+        sender: Identity = request.scope[IDENTITY]
+        if not sender.admin:
+            check_tries(request)
+        await super().__call__(request)
+        if sender.session:
+            raise NotAllowed("a session opens no other; this needs the administrator's token itself")
+
+
 # Dependencies that do not wait are coroutines: FastAPI runs every other one in a thread.
 async def get_coordinator(request: Request) -> Coordinator:
     found: Coordinator = request.app.state.coordinator
@@ -119,3 +191,4 @@ Known = Annotated[Registry, Depends(get_registry)]
 EnrolmentToken = Annotated[str, Depends(_Enrolling())]
 Device = Annotated[str, Depends(_Device())]
 Admin = Depends(_Admin())
+SigningIn = Depends(_SigningIn())

@@ -275,6 +275,115 @@ class BenchmarkDocument(Document):
     benchmark: Benchmark
 
 
+class SessionDocument(Document):
+    """A page that signed in."""
+
+    expires_at: Annotated[float | None, Field(description="seconds since 1970")]
+    version: Annotated[str, Field(description="Of the program.")]
+
+
+class FleetDevice(DeviceDocument):
+    """A device, what its last update told, and how it does in all jobs."""
+
+    last_job: Annotated[str, Field(description="Of its last update; empty: it has sent none.")]
+    last_update_at: Annotated[float | None, Field(description="seconds since 1970")]
+    boundary: Annotated[str, Field(description="From where it trained last.")]
+    engine: str
+    seconds: Annotated[dict[str, float], Field(description="Of its last task, by part: docs/guides/fine-tune.md.")]
+    memory: Annotated[
+        dict[str, float],
+        Field(description="Peak bytes of its last task: `anonymous` on top of the idle process, `process`, `allowed`."),
+    ]
+    done: Annotated[int, Field(description="Updates that counted.")]
+    failed: int
+    in_a_row: Annotated[int, Field(description="Failures since its last success that were its own.")]
+    reason: Annotated[str, Field(description="Of its last failure, a word.", examples=["out_of_memory"])]
+    message: str
+
+
+class Fleet(Document):
+    """Devices that are not revoked, those in trouble first."""
+
+    devices: list[FleetDevice]
+    total: Annotated[int, Field(description="Devices that there are; `devices` has at most 2000.")]
+
+
+class LayerDocument(Document):
+    name: str
+    parameters: Annotated[int, Field(description="Numbers that it has.")]
+
+
+class SeatDocument(Document):
+    """A seat of a round: the device in it, and those that had it before."""
+
+    round: int
+    slot: int
+    device: str
+    boundary: str
+    state: Annotated[str, Field(description="offered, leased, arrived, expired or failed")]
+    since: Annotated[float, Field(description="When it came into its state; seconds since 1970.")]
+    until: Annotated[float, Field(description="When an offer or a lease runs out; seconds since 1970.")]
+    seconds: Annotated[float | None, Field(description="From the lease to the update.")]
+    usual: Annotated[float | None, Field(description="Seconds that this device's tasks took before.")]
+    lost: Annotated[list[str], Field(description="Devices that had the seat and did not answer.")]
+
+
+class JobSeats(Document):
+    """Who trained what in the newest rounds of a job."""
+
+    layers: list[LayerDocument]
+    boundaries: Annotated[dict[str, list[int]], Field(description="The layers that each boundary trains.")]
+    tiers: Annotated[dict[str, str], Field(description="The boundary of each tier.")]
+    devices: Annotated[dict[str, str], Field(description="Names, by id.")]
+    seats: Annotated[list[SeatDocument], Field(description="The newest rounds first; at most 20000.")]
+
+
+class VersionDocument(Document):
+    """A version whose weights are here."""
+
+    version: int
+    bytes: int
+    scores: dict[str, float]
+    newest: bool
+    best: bool
+
+
+class BundleDocument(Document):
+    """A model that jobs can train."""
+
+    digest: Annotated[str, Field(description="sha256 of its manifest")]
+    name: str
+    layers: int
+    parameters: int
+    bytes: int
+    batch: int
+    tiers: Annotated[dict[str, str], Field(description="The boundary of each tier.")]
+
+
+class AlgorithmDocument(Document):
+    name: str
+    note: str
+    paper: str
+
+
+class Choices(Document):
+    """What a job can be made of."""
+
+    bundles: list[BundleDocument]
+    evaluation_data: list[DataDocument]
+    algorithms: list[AlgorithmDocument]
+
+
+class JobFile(Document):
+    """A job file, as it is written."""
+
+    toml: Annotated[str, Field(max_length=100_000, examples=['bundle = "digits"\nnum_rounds = 20'])]
+
+
+class PlanDocument(Document):
+    plan: Annotated[dict[str, Any], Field(description="The job file, with every default written out.")]
+
+
 class Health(Document):
     status: Annotated[str, Field(examples=["ok"])]
     version: Annotated[str, Field(description="Of the program.")]

@@ -4,7 +4,7 @@
     413   a body above the bound of its route: by its Content-Length, or as soon as too much has come
     401   a body of a client without a valid token, but for an enrolment; the connection is closed
     408   a body that comes too slowly; the connection is closed
-    429   more requests per second than a device may send (Retry-After)
+    429   more requests per second than a device may send, or more wrong tokens than a person mistypes (Retry-After)
     503   more requests at once than the process may answer (Retry-After): admission.py
 
 Headers that come too slowly never become a request: server.py closes their connection.
@@ -33,6 +33,7 @@ UNKNOWN_SECONDS = 5.0  # for that body
 LEAST_BYTES = 1024  # of a body, within `slow_client` seconds of waiting for it
 LARGEST = (1 << 31) - 1  # number of a round, a version or an event: what every database can count to
 BURST = 4.0  # seconds' worth of requests that a device may send at once
+TRIES_PER_SECOND, TRIES_AT_ONCE = 0.5, 10.0  # of an address, to sign in with a wrong token
 _KNOWN_CLIENTS = 65_536
 
 # Bodies that are read piece by piece, checked on the way, and have bounds of their own.
@@ -74,6 +75,10 @@ def buckets(limits: ClientLimits) -> Buckets:
     return Buckets(limits.requests_per_second, BURST * limits.requests_per_second)
 
 
+def tries() -> Buckets:
+    return Buckets(TRIES_PER_SECOND, TRIES_AT_ONCE)
+
+
 def check_pace(request: HTTPConnection, token_hash: str) -> None:
     """Answer 429 to a device that asks too often. Waiting for an answer costs nothing."""
     host = address_of(request.scope)
@@ -81,6 +86,13 @@ def check_pace(request: HTTPConnection, token_hash: str) -> None:
     if wait > 0:
         seconds = str(math.ceil(wait))
         raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
+
+
+def check_tries(request: HTTPConnection) -> None:
+    """Answer 429 to an address that signs in with wrong tokens again and again. The right one is never refused."""
+    wait = request.app.state.tries.take(address_of(request.scope), time.monotonic())
+    if wait > 0:
+        raise HTTPException(429, "too many wrong tokens from this address", {"Retry-After": str(math.ceil(wait))})
 
 
 def address_of(scope: Scope) -> str:

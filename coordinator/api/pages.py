@@ -59,11 +59,18 @@ def install(app: FastAPI, folder: Path = FOLDER) -> None:
     files = {path.relative_to(folder).as_posix(): path for path in found}
     router = APIRouter(include_in_schema=False)
 
+    def page(name: str, request: Request) -> Response:
+        if name not in files:
+            return PlainTextResponse(NOT_BUILT, 503, HEADERS)
+        return _file(files[name], request, "no-cache")
+
+    @router.get("/")
+    def dashboard(request: Request) -> Response:
+        return page("index.html", request)
+
     @router.get("/join")
     def join(request: Request) -> Response:
-        if "join.html" not in files:
-            return PlainTextResponse(NOT_BUILT, 503, HEADERS)
-        return _file(files["join.html"], request, "no-cache")
+        return page("join.html", request)
 
     @router.get("/web/{name:path}")
     def asset(name: str, request: Request) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 
 from coordinator.errors import NotFound
@@ -12,6 +14,7 @@ from federation.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileRef, Mani
 from federation.signature import MAX_SIGNATURE_BYTES, SIGNATURE_NAME, signer_of
 
 _FOLDER = "bundles"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Bundles:
@@ -46,6 +49,15 @@ class Bundles:
 
     def file(self, digest: str, name: str) -> Path:
         return self.directory(digest) / name
+
+    def known(self) -> dict[str, Manifest]:
+        """List the complete bundles by the sha256 of their manifest; those of another program's form are left out."""
+        found = {}
+        for digest in (key.rpartition("/")[2] for key in self._blobs.list(_FOLDER)):
+            if _DIGEST.fullmatch(digest):
+                with suppress(BundleError):
+                    found[digest] = self.manifest(digest)
+        return found
 
     def graph(self, sha256: str) -> Path:
         """Find a graph of any bundle."""

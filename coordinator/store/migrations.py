@@ -65,6 +65,17 @@ def benchmarks_of_devices(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX ix_benchmarks_bundle ON benchmarks (bundle)"))
 
 
+def sessions_of_pages(connection: Connection) -> None:
+    """6 to 7: pages that signed in, and the newest update of every device for their table of the fleet."""
+    connection.execute(
+        text(
+            "CREATE TABLE sessions (token_hash VARCHAR(64) NOT NULL PRIMARY KEY, admin_hash VARCHAR(64) NOT NULL, "
+            "created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION NOT NULL)"
+        )
+    )
+    connection.execute(text("CREATE INDEX updates_by_device ON updates (device, arrived_at)"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -72,4 +83,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     standings_of_devices,
     excused_failures,
     benchmarks_of_devices,
+    sessions_of_pages,
 )

@@ -26,6 +26,7 @@ from coordinator.store.schema import (
     METRICS,
     ROUNDS,
     SEATS,
+    SESSIONS,
     STANDINGS,
     UPDATES,
     BenchmarkRecord,
@@ -34,6 +35,7 @@ from coordinator.store.schema import (
     JobRecord,
     MetricRecord,
     RoundRecord,
+    SessionRecord,
     StandingRecord,
     UpdateRecord,
 )
@@ -129,6 +131,14 @@ class Repository:
         mine = select(SEATS.c.body).where(SEATS.c.job == round.job, SEATS.c.round == round.number)
         return list(session.scalars(mine.order_by(SEATS.c.number)))
 
+    def newest_seats(
+        self, session: Session, job: str, first_round: int, count: int
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """List the round and the body of the newest seats of a job from a round on, the newest rounds first."""
+        mine = select(SEATS.c.round, SEATS.c.body).where(SEATS.c.job == job, SEATS.c.round >= first_round)
+        rows = session.execute(mine.order_by(SEATS.c.round.desc(), SEATS.c.number).limit(count))
+        return [(row[0], row[1]) for row in rows]
+
     # --- updates -----------------------------------------------------------------------------------------------------
 
     def add_updates(self, session: Session, updates: Sequence[UpdateRecord]) -> None:
@@ -169,6 +179,14 @@ class Repository:
         """List the newest updates of a device, in all jobs."""
         mine = select(UPDATES).where(UPDATES.c.device == device)
         return _all(session, UpdateRecord, mine.order_by(UPDATES.c.arrived_at.desc()).limit(count))
+
+    def newest_updates(self, session: Session, count: int) -> dict[str, UpdateRecord]:
+        """List the newest update of every device that is not revoked, by device."""
+        other = UPDATES.alias()
+        newest = select(other.c.task).where(other.c.device == DEVICES.c.id).order_by(other.c.arrived_at.desc()).limit(1)
+        newer = DEVICES.join(UPDATES, UPDATES.c.task == newest.correlate(DEVICES).scalar_subquery())
+        mine = select(UPDATES).select_from(newer).where(DEVICES.c.revoked.is_(False)).limit(count)
+        return {row.device: row for row in _all(session, UpdateRecord, mine)}
 
     def tasks_done(self, session: Session, device: str) -> dict[str, int]:
         """Count the updates of a device, by job."""
@@ -231,6 +249,14 @@ class Repository:
     def events(self, session: Session, job: str, after: int, count: int) -> list[EventRecord]:
         newer = select(EVENTS).where(EVENTS.c.job == job, EVENTS.c.id > after).order_by(EVENTS.c.id)
         return _all(session, EventRecord, newer.limit(count))
+
+    def all_events(self, session: Session, after: int, count: int) -> list[EventRecord]:
+        """List events of all jobs behind a number."""
+        newer = select(EVENTS).where(EVENTS.c.id > after).order_by(EVENTS.c.id)
+        return _all(session, EventRecord, newer.limit(count))
+
+    def last_event(self, session: Session) -> int:
+        return session.scalar(select(func.max(EVENTS.c.id))) or 0
 
     def failures_of_device(self, session: Session, device: str, count: int) -> list[EventRecord]:
         """List the newest events that tell of a failure of a device, in all jobs."""
@@ -338,6 +364,20 @@ class Repository:
         columns = ENROLMENTS.c
         usable = (columns.token_hash == token_hash, columns.uses_left > 0, columns.expires_at > now)
         return session.scalar(select(columns.token_hash).where(*usable)) is not None
+
+    def add_session(self, session: Session, record: SessionRecord, most: int) -> set[str]:
+        """Record a session; those that are over go, and the oldest of too many. Return the hashes of the others."""
+        goes_on = select(SESSIONS.c.token_hash).where(SESSIONS.c.expires_at > record.created_at)
+        kept = set(session.scalars(goes_on.order_by(SESSIONS.c.created_at.desc()).limit(most - 1)))
+        session.execute(delete(SESSIONS).where(SESSIONS.c.token_hash.not_in(kept)))
+        session.execute(insert(SESSIONS), vars(record))
+        return kept
+
+    def page_session(self, session: Session, token_hash: str) -> SessionRecord | None:
+        return _first(session, SessionRecord, select(SESSIONS).where(SESSIONS.c.token_hash == token_hash))
+
+    def end_session(self, session: Session, token_hash: str) -> None:
+        session.execute(delete(SESSIONS).where(SESSIONS.c.token_hash == token_hash))
 
     def meta(self, session: Session, key: str) -> str | None:
         return session.scalar(select(META.c.value).where(META.c.key == key))

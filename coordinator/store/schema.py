@@ -81,6 +81,16 @@ class EnrolmentRecord:
 
 
 @dataclass(frozen=True)
+class SessionRecord:
+    """A page that signed in with the administrator's token."""
+
+    token_hash: Annotated[str, _of(String(64), primary_key=True)]
+    admin_hash: Annotated[str, _of(String(64))]  # of the token that it signed in with
+    created_at: float
+    expires_at: float
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """A round but for its seats."""
 
@@ -177,6 +187,7 @@ META: Final = _table("meta", MetaRecord)
 JOBS: Final = _table("jobs", JobRecord)
 DEVICES: Final = _table("devices", DeviceRecord)
 ENROLMENTS: Final = _table("enrolments", EnrolmentRecord)
+SESSIONS: Final = _table("sessions", SessionRecord)
 ROUNDS: Final = _table("rounds", RoundRecord)
 SEATS: Final = _table("seats", SeatRecord)
 UPDATES: Final = _table(
@@ -184,6 +195,7 @@ UPDATES: Final = _table(
     UpdateRecord,
     Index("updates_of_round", "job", "round"),
     Index("updates_of_device", "job", "device", "round"),
+    Index("updates_by_device", "device", "arrived_at"),
 )
 STANDINGS: Final = _table("standings", StandingRecord)
 METRICS: Final = _table("metrics", MetricRecord)

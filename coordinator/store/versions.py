@@ -139,6 +139,10 @@ class Versions:
         """List the versions whose weights are there and may have to be scored."""
         return sorted({number for number, kind in self._list(job) if kind in (_WEIGHTS, _WAITING)})
 
+    def kept(self, job: str) -> list[int]:
+        """List the versions whose weights can be fetched."""
+        return sorted({number for number, kind in self._list(job) if kind != _STATE})
+
     def _list(self, job: str) -> list[tuple[int, str]]:
         """The number and the kind of every file of a job, drafts left out."""
         names = (key.rpartition("/")[2] for key in self._blobs.list(f"jobs/{safe(job)}/versions"))

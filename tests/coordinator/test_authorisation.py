@@ -105,6 +105,19 @@ ROUTES: dict[str, tuple[str, Example]] = {
     "GET /v1/jobs/{job}/metrics.csv": ("admin", lambda c: (f"/v1/jobs/{c.job}/metrics.csv", {})),
     "GET /v1/jobs/{job}/timings": ("admin", lambda c: (f"/v1/jobs/{c.job}/timings", {})),
     "GET /v1/jobs/{job}/timings.csv": ("admin", lambda c: (f"/v1/jobs/{c.job}/timings.csv", {})),
+    "GET /v1/events": ("admin", lambda c: ("/v1/events?seconds=0", {})),
+    "GET /v1/fleet": ("admin", lambda c: ("/v1/fleet", {})),
+    "GET /v1/choices": ("admin", lambda c: ("/v1/choices", {})),
+    "POST /v1/plans": ("admin", lambda c: ("/v1/plans", {"json": {"toml": 'bundle = "x"'}})),
+    "GET /v1/jobs/{job}/seats": ("admin", lambda c: (f"/v1/jobs/{c.job}/seats", {})),
+    "GET /v1/jobs/{job}/versions": ("admin", lambda c: (f"/v1/jobs/{c.job}/versions", {})),
+    "GET /v1/jobs/{job}/versions/{version}/bundle.zip": (
+        "admin",
+        lambda c: (f"/v1/jobs/{c.job}/versions/0/bundle.zip", {}),
+    ),
+    "POST /v1/session": ("admin", lambda c: ("/v1/session", {})),
+    "GET /v1/session": ("admin", lambda c: ("/v1/session", {})),
+    "DELETE /v1/session": ("admin", lambda c: ("/v1/session", {})),
     "GET /v1/jobs/{job}/events": ("admin", lambda c: (f"/v1/jobs/{stopped_job(c)}/events", {})),
 }
 # Others that may, too, and are not tried: a device that is forgotten takes part in no other test.

@@ -119,6 +119,8 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         connection.execute(text("DROP TABLE standings"))
         connection.execute(text("DROP TABLE benchmarks"))
         connection.execute(text("DROP INDEX updates_of_device"))
+        connection.execute(text("DROP INDEX updates_by_device"))
+        connection.execute(text("DROP TABLE sessions"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
     world.begin()

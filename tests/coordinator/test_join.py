@@ -37,19 +37,21 @@ def built(tmp_path: Path) -> Pages:
     (tmp_path / "web" / "assets").mkdir(parents=True)
     (tmp_path / "secret").write_text("not for the web")
     (tmp_path / "web" / "join.html").write_text("<!doctype html><title>Join</title>")
+    (tmp_path / "web" / "index.html").write_text("<!doctype html><title>Fleet</title>")
     (tmp_path / "web" / "assets" / "join-1.js").write_text("1")
     (tmp_path / "web" / "assets" / "runtime-2.wasm.gz").write_bytes(gzip.compress(b"wasm"))
     return Pages(tmp_path / "web")
 
 
 def test_an_installation_without_the_page_says_how_to_get_it(tmp_path: Path) -> None:
-    answer = Pages(tmp_path / "web").get("/join")
-    assert answer.status_code == 503
-    assert "make web" in answer.text and answer.text.count("\n") == 1
+    for path in ("/", "/join"):
+        answer = Pages(tmp_path / "web").get(path)
+        assert answer.status_code == 503
+        assert "make web" in answer.text and answer.text.count("\n") == 1
 
 
 def test_the_page_may_load_nothing_from_elsewhere_and_is_isolated(built: Pages) -> None:
-    for path in ("/join", "/web/assets/join-1.js", "/web/nothing"):
+    for path in ("/", "/join", "/web/assets/join-1.js", "/web/nothing"):
         headers = built.get(path).headers
         policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
         assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
