@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from edge_runtime.bundle_files import file_ref, write_weights
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from federation.capacity import capacity
@@ -29,7 +31,8 @@ from federation.space import ParameterSpace
 from federation.weights import places
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
-from model_export.capacity import layer_activations, layer_macs
+from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
+from model_export.capture import Captured
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.layers import LayerGraph, find_layer, split_layers
@@ -81,11 +84,19 @@ class Cut:
     last_steps: int | None = None
 
 
+def normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph:
+    """The working form of a captured model, with what its module does besides the graph."""
+    vectors = [name for item in captured.power_iterations for name in (item.u, item.v)]
+    graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors)
+    graph.fixed_rows = captured.fixed_rows
+    graph.power_iterations = captured.power_iterations
+    return graph
+
+
 def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
     """Capture a model and cut it into layers."""
     captured = source.capture()
-    graph = normalise(captured.model, captured.trainable, source.sample, has_rule)
-    graph.fixed_rows = captured.fixed_rows
+    graph = normalised(captured, source.sample)
     return graph, split_layers(graph)
 
 
@@ -270,7 +281,7 @@ def _parse_split(layers: Sequence[LayerGraph], text: str) -> Cut:
         raise InputError(f"split {text!r}: expected a boundary name, or name@steps with a positive number of steps")
     cut = Cut(find_layer(layers, name), int(steps) if steps else None)
     kinds = {node.op_type for layer in layers[cut.layer :] for node in layer.nodes}
-    if cut.last_steps and not kinds & {"LSTM", "GRU"}:
+    if cut.last_steps and not kinds & set(RECURRENT_VALUES):
         raise InputError(f"split {text!r}: there is no recurrent layer from {name!r} on, so @steps means nothing")
     return cut
 
@@ -319,6 +330,8 @@ def _write_ort(
         return (), ["ort-training: shortened backpropagation through time is for the portable engine only"]
     if any(p.name in graph.fixed_rows for layer in suffix for p in layer.parameters):
         return (), ["ort-training: it would train the padding row of an embedding"]
+    if any(p.name == item.u for item in graph.power_iterations for layer in suffix for p in layer.parameters):
+        return (), ["ort-training: it would not move the vectors of spectral norm"]
     forward = ort_forward_graph(graph, suffix)
     reasons = unsupported(forward, source.loss)
     if reasons:

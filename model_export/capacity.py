@@ -14,8 +14,9 @@ from model_export.graph import Graph, Shape, attribute
 from model_export.layers import LayerGraph, with_helpers
 
 # Values a recurrent cell keeps per unit and step: gates before and after activation, states. Ten is the papers' figure
-# for the LSTM; a GRU has three gates instead of four and no cell state.
-RECURRENT_VALUES = {"LSTM": 10, "GRU": 7}
+# for the LSTM; a GRU has three gates instead of four and no cell state, an RNN one gate, which is its state.
+RECURRENT_VALUES = {"LSTM": 10, "GRU": 7, "RNN": 2}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
@@ -65,8 +66,8 @@ def _node_macs(graph: Graph, node: NodeProto) -> int:
         return _per_sample(shapes[node.output[0]]) * inner
     if node.op_type in RECURRENT_VALUES:
         steps, units = _recurrent_size(graph, node)
-        hidden, gates = int(attribute(node, "hidden_size")), 4 if node.op_type == "LSTM" else 3
-        return steps * units * gates * (hidden + (shapes[node.input[0]][2] or 0))
+        hidden = int(attribute(node, "hidden_size"))
+        return steps * units * GATES[node.op_type] * (hidden + (shapes[node.input[0]][2] or 0))
     return 0
 
 

@@ -9,14 +9,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest import mock
 
 import onnx
 import torch
+import torch.nn.functional as F
 from onnx import numpy_helper
 from torch import nn
 
 from model_export.errors import ExportError
 from model_export.plain_operators import plain_operators
+from model_export.power_iteration import PowerIteration, refuse_repeated, standing_still
 from model_export.quiet import silence
 
 OPSET = 18
@@ -29,7 +32,8 @@ class Captured:
 
     model: onnx.ModelProto
     trainable: list[str]
-    fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that is never trained
+    fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that looking up does not train
+    power_iterations: list[PowerIteration] = field(default_factory=list)
 
 
 def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
@@ -37,21 +41,48 @@ def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
     module = module.train()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     _refuse_unfaithful(module)
-    with _unchanged(module, buffers):
+    with _unchanged(module, buffers), standing_still(module) as iterations, _padding_rows(module) as rows:
         trainable = _trained_parameters(module, sample)
+    refuse_repeated(iterations)
+    vectors = [name for item in iterations for name in (item.u, item.v)]
     failures = []
     for export in (_export_script, _export_dynamo):
         try:
-            with _quiet(), _unchanged(module, buffers), plain_operators():
+            with _quiet(), _unchanged(module, buffers), plain_operators(), standing_still(module):
                 model = export(module, sample)
-            _check_complete(module, model, trainable)
+            _check_complete(module, model, [*trainable, *vectors])
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
             failures.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
             continue
         _put_back(model, buffers)
-        rows = {f"{path}.weight": m.padding_idx for path, m in module.named_modules() if isinstance(m, nn.Embedding)}
-        return Captured(model, trainable, {name: row for name, row in rows.items() if row is not None})
+        return Captured(model, trainable, rows, iterations)
     raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}")
+
+
+@contextlib.contextmanager
+def _padding_rows(module: nn.Module) -> Iterator[dict[str, int]]:
+    """Inside, note which row of which weight is padding where the module looks up rows; no gradient reaches it."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    rows: dict[str, int] = {}
+    seen: dict[str, int | None] = {}
+    embedding = F.embedding
+
+    def noting(
+        input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, *more: Any, **named: Any
+    ) -> Any:
+        name = names.get(id(weight))
+        row = None if padding_idx is None else padding_idx % len(weight)
+        if (name is None and row is not None) or (name is not None and seen.setdefault(name, row) != row):
+            raise ExportError(
+                f"an embedding of {name or 'a computed weight'} has the padding row {row}; expected a parameter that "
+                "all embeddings use with the same padding_idx"
+            )
+        if name is not None and row is not None:
+            rows[name] = row
+        return embedding(input, weight, padding_idx, *more, **named)
+
+    with mock.patch.object(F, "embedding", noting):
+        yield rows
 
 
 @contextlib.contextmanager
@@ -96,6 +127,8 @@ def _trained_parameters(module: nn.Module, sample: torch.Tensor) -> list[str]:
     """
     try:
         output = module(sample)
+    except ExportError:
+        raise
     except Exception as error:  # whatever the user's forward raises
         kind = str(sample.dtype).removeprefix("torch.")
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

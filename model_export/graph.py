@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from model_export.power_iteration import PowerIteration
 
 # The size of a dimension, or None where it follows the batch.
 Dim = int | None
@@ -39,8 +42,10 @@ class Graph:
     statistics: dict[str, np.ndarray]
     shapes: dict[str, Shape] = field(default_factory=dict)
     dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
-    # Rows of embeddings that are never trained (padding), by parameter.
+    # Rows of embeddings that looking up does not train (padding), by parameter.
     fixed_rows: dict[str, int] = field(default_factory=dict)
+    # Spectral norms: their vectors are statistics that a step moves before it uses them.
+    power_iterations: Sequence[PowerIteration] = ()
     # Integer vectors that are `slope * batch + offset`: what remains of shape arithmetic.
     batch_values: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from model_export.errors import ExportError
 from model_export.graph import Graph, Shape, inputs_with_subgraphs, module_of, producers
 
 # Operators that multiply by weights; a layer starts with one of them.
-WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "Gather"}
+WEIGHTED = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "Gather"}
 
 
 @dataclass

@@ -40,8 +40,12 @@ def normalise(
     trainable: Iterable[str],
     sample: Callable[[int], np.ndarray],
     has_rule: Callable[[str], bool],
+    statistics: Iterable[str] = (),
 ) -> Graph:
-    """The working form of a forward model. `sample(batch)` makes an input; `has_rule` tells what needs no inlining."""
+    """The working form of a forward model. `sample(batch)` makes an input; `has_rule` tells what needs no inlining.
+
+    `statistics` are buffers that a training step moves, besides those of batch norm.
+    """
     model = to_supported_opset(model)
     model = inline_functions(model, has_rule)
     opset = next(item.version for item in model.opset_import if item.domain == "")
@@ -72,7 +76,7 @@ def normalise(
     )
     if graph.shapes[graph.output][:1] != (None,):
         raise ExportError("the output does not follow the batch size: the model fixes its batch dimension somewhere")
-    _separate_statistics(graph)
+    _separate_statistics(graph, statistics)
     _resolve_static_values(graph, first, second)
     _drop_identities(graph)
     graph.nodes = needed_nodes(graph.nodes, [graph.output])
@@ -200,14 +204,13 @@ def make_batch_dynamic(model: onnx.ModelProto) -> None:
     del model.graph.value_info[:]
 
 
-def _separate_statistics(graph: Graph) -> None:
+def _separate_statistics(graph: Graph, known: Iterable[str]) -> None:
     """Running mean and variance of batch norm are statistics: they belong to the layer but have no gradient."""
-    for node in graph.nodes:
-        if node.op_type == "BatchNormalization":
-            for name in node.input[3:5]:
-                for place in (graph.constants, graph.weights):
-                    if name in place:
-                        graph.statistics[name] = place.pop(name)
+    norms = [node for node in graph.nodes if node.op_type == "BatchNormalization"]
+    for name in [*known, *(name for node in norms for name in node.input[3:5])]:
+        for place in (graph.constants, graph.weights):
+            if name in place:
+                graph.statistics[name] = place.pop(name)
 
 
 def _resolve_static_values(graph: Graph, first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:

@@ -174,6 +174,8 @@ def short_memory(last_steps: int | None) -> Iterator[None]:
     with (
         mock.patch.object(torch._VF, "lstm", _shortened(torch._VF.lstm, last_steps)),
         mock.patch.object(torch._VF, "gru", _shortened(torch._VF.gru, last_steps)),
+        mock.patch.object(torch._VF, "rnn_tanh", _shortened(torch._VF.rnn_tanh, last_steps)),
+        mock.patch.object(torch._VF, "rnn_relu", _shortened(torch._VF.rnn_relu, last_steps)),
     ):
         yield
 

@@ -28,6 +28,8 @@ def plain_operators() -> Iterator[None]:
         mock.patch.object(F, "scaled_dot_product_attention", attention),
         mock.patch.object(torch._VF, "lstm", _one_by_one(torch._VF.lstm)),
         mock.patch.object(torch._VF, "gru", _one_by_one(torch._VF.gru)),
+        mock.patch.object(torch._VF, "rnn_tanh", _one_by_one(torch._VF.rnn_tanh)),
+        mock.patch.object(torch._VF, "rnn_relu", _one_by_one(torch._VF.rnn_relu)),
     ):
         yield
 

@@ -16,6 +16,7 @@ from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
 from model_export.graph import Emitter, Graph, attribute, make_model, tensor_info
 from model_export.layers import LayerGraph, with_helpers
+from model_export.power_iteration import write_power_iterations
 
 INPUT, OUTPUT, PREDICTIONS, LOSS = "input", "output", "predictions", "loss"
 GRADIENT_SUFFIX, NEW_SUFFIX = ".grad", ".new"
@@ -53,14 +54,14 @@ def training_graph(
     layout = choose_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
     nodes = layout.nodes
     emitter = Emitter()
-    context = Context(emitter, layout.shapes, graph.constants, layout.active, last_steps, dropout_numbers(graph))
+    numbers = dropout_numbers(graph)
+    context = Context(emitter, layout.shapes, graph.constants, layout.active, last_steps, numbers, graph.fixed_rows)
     write_batch_values(emitter, graph, source)
+    own = {p.name for p in parameters}
+    moved = write_power_iterations(context, [item for item in graph.power_iterations if item.u in own])
     write_forward(context, nodes)
     value, seed = write_loss(context, loss, graph.output)
     gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
-    for name in trainable:
-        if name in graph.fixed_rows:
-            gradients[name] = _without_row(context, gradients[name], graph.fixed_rows[name], graph.weights[name].shape)
 
     labels = labels_spec(loss, tensor_spec(graph, graph.output))
     inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
@@ -74,15 +75,8 @@ def training_graph(
     outputs = [tensor_info(LOSS, np.float32, ()), tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
     constants = {**graph.constants, **emitter.constants}
-    nodes = rename(emitter, {source: INPUT}, results)
+    nodes = rename(emitter, {source: INPUT, **moved}, results)
     return make_model("train", nodes, inputs, outputs, constants, graph.opset)
-
-
-def _without_row(context: Context, gradient: str, row: int, shape: tuple[int, ...]) -> str:
-    """The gradient of an embedding, zero for its padding."""
-    with context.emitter.scope("backward/embedding"):
-        zeros = np.zeros((1, *shape[1:]), np.float32)
-        return context.op("ScatterND", gradient, np.array([[row % shape[0]]], np.int64), zeros)
 
 
 def _parameter_info(parameter: Parameter, suffix: str = "") -> onnx.ValueInfoProto:

@@ -36,6 +36,7 @@ class Context:
         active: set[str],
         last_steps: int | None = None,
         dropout_numbers: Mapping[str, int] | None = None,
+        fixed_rows: Mapping[str, int] | None = None,
     ) -> None:
         self.emitter = emitter
         self.op = emitter.op
@@ -46,6 +47,7 @@ class Context:
         self.active = active
         self.last_steps = last_steps
         self.dropout_numbers = dropout_numbers or {}  # by output: which dropout of the whole model
+        self.fixed_rows = fixed_rows or {}  # by weight: the row that looking up does not train (padding)
         self.saved: dict[str, Any] = {}  # by first output: what a lowering keeps for its rule
         self.channel_scales: dict[
             str, str

@@ -1,4 +1,4 @@
-"""LSTM and GRU through Scan.
+"""LSTM, GRU and RNN through Scan.
 
 The forward Scan stores the gates of every step; a reverse Scan turns gradients of the outputs into gradients of the
 gates; the weight gradients are then single large products over all steps at once. One product with the input weights
@@ -22,7 +22,9 @@ from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
 from model_export.graph import Emitter, attribute, module_of, optional_input
 
-GATES = {"LSTM": 4, "GRU": 3}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# The activation functions of one direction that have a gradient here; the first ones are ONNX's defaults.
+ACTIVATIONS = {"LSTM": [["Sigmoid", "Tanh", "Tanh"]], "GRU": [["Sigmoid", "Tanh"]], "RNN": [["Tanh"], ["Relu"]]}
 
 
 @dataclass
@@ -48,7 +50,9 @@ class Direction:
 def _check(context: Context, node: NodeProto) -> tuple[int, int, int]:
     """(hidden size, directions, steps), or an error for what the rule does not know."""
     place = f"node {node.name!r} (module {module_of(node)!r})"
-    if attribute(node, "activations") or attribute(node, "clip") or attribute(node, "input_forget", 0):
+    count = 2 if attribute(node, "direction") == "bidirectional" else 1
+    is_known = any(_activations(node) == one * count for one in ACTIVATIONS[node.op_type])
+    if not is_known or attribute(node, "clip") or attribute(node, "input_forget", 0):
         raise ExportError(f"{place}: {node.op_type} with custom activations, clip or input_forget has no gradient here")
     if optional_input(node, 4) or optional_input(node, 7) or attribute(node, "layout", 0):
         raise ExportError(
@@ -57,7 +61,13 @@ def _check(context: Context, node: NodeProto) -> tuple[int, int, int]:
     steps = context.shape(node.input[0])[0]
     if steps is None:
         raise ExportError(f"{place}: the number of steps is known only at run time")
-    return int(attribute(node, "hidden_size")), 2 if attribute(node, "direction") == "bidirectional" else 1, steps
+    return int(attribute(node, "hidden_size")), count, steps
+
+
+def _activations(node: NodeProto) -> list[str]:
+    count = 2 if attribute(node, "direction") == "bidirectional" else 1
+    given = [name.decode() for name in attribute(node, "activations", [])]
+    return given or ACTIVATIONS[node.op_type][0] * count
 
 
 def _pick(context: Context, value: str, index: int, count: int) -> str:
@@ -67,7 +77,7 @@ def _pick(context: Context, value: str, index: int, count: int) -> str:
     return context.op("Gather", value, context.constant(np.array(index, np.int64)), axis=0)
 
 
-@lowering("LSTM", "GRU")
+@lowering("LSTM", "GRU", "RNN")
 def forward(context: Context, node: NodeProto) -> None:
     hidden, count, steps = _check(context, node)
     reverse_only = attribute(node, "direction", "forward") == "reverse"
@@ -113,20 +123,24 @@ def _run_direction(
     d.x, d.first_hidden, d.first_cell = x, first[0], first[-1]
     width = int(context.shape(node.input[0])[2] or 0)
     flat = context.op("Reshape", x, np.array([-1, width], np.int64))
-    bias = context.op("Add", input_bias, d.recurrent_bias) if node.op_type == "LSTM" else input_bias
+    bias = input_bias if node.op_type == "GRU" else context.op("Add", input_bias, d.recurrent_bias)
     projected = context.op(
         "Reshape", context.op("Gemm", flat, d.weight, bias, transB=1), np.array([d.steps, -1, gates], np.int64)
     )
-    body = _lstm_body(context, d, hidden) if node.op_type == "LSTM" else _gru_body(context, d, hidden, _linear(node))
-    finals = scan(context, body, first, [projected], reverse=d.reverse)
     if node.op_type == "LSTM":
-        last, (d.hidden_states, d.cells, d.gates) = finals[:2], finals[2:]
+        *last, d.hidden_states, d.cells, d.gates = scan(
+            context, _lstm_body(context, d, hidden), first, [projected], reverse=d.reverse
+        )
+    elif node.op_type == "GRU":
+        body = _gru_body(context, d, hidden, _linear(node))
+        *last, d.hidden_states, d.gates, d.candidate = scan(context, body, first, [projected], reverse=d.reverse)
     else:
-        last, (d.hidden_states, d.gates, d.candidate) = finals[:1], finals[1:]
+        body = _rnn_body(context, d, _activations(node)[0])
+        *last, d.hidden_states = scan(context, body, first, [projected], reverse=d.reverse)
     sequence = d.hidden_states
     if head:
         sequence = context.op("Concat", *([sequence, head] if d.reverse else [head, sequence]), axis=0)
-    return sequence, last
+    return sequence, tuple(last)
 
 
 def _states(node: NodeProto) -> int:
@@ -168,6 +182,7 @@ def _skip(
         hidden_size=attribute(node, "hidden_size"),
         direction="reverse" if d.reverse else "forward",
         linear_before_reset=attribute(node, "linear_before_reset"),
+        activations=_activations(node)[: len(ACTIVATIONS[node.op_type][0])],
     )
     sequence = context.op("Squeeze", results[0], [1])
     return trained, sequence, [context.op("Squeeze", value, [0]) for value in results[1:]]
@@ -262,7 +277,14 @@ def _gru_body(context: Context, d: Direction, hidden: int, linear: bool) -> tupl
     return f, [mixed], [mixed, f.op("Concat", two, new, axis=-1), candidate]
 
 
-@rule("LSTM", "GRU")
+def _rnn_body(context: Context, d: Direction, activation: str) -> tuple[Body, list[str], list[str]]:
+    recurrent = context.op("Transpose", d.recurrent, perm=[1, 0])
+    f = _frame(context, d, "rnn", ["h"], ["z"])
+    h = f.op(activation, f.op("Add", f.inputs[0], f.op("MatMul", f.states[0], recurrent)))
+    return f, [h], [h]
+
+
+@rule("LSTM", "GRU", "RNN")
 def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     hidden, count, _ = _check(context, node)
     upstream = [*upstream, None, None][:3]
@@ -302,6 +324,10 @@ def _through_direction(
         body = _lstm_back(context, d, hidden)
         before_c = _previous(context, d.cells, d.first_cell, d)
         *states, dz = scan(context, body, starts, [taken, d.gates, d.cells, before_c], reverse=not d.reverse)
+        dz_h = dz
+    elif node.op_type == "RNN":
+        body = _rnn_back(context, d, _activations(node)[0])
+        *states, dz = scan(context, body, starts, [taken, d.hidden_states], reverse=not d.reverse)
         dz_h = dz
     else:
         body = _gru_back(context, d, hidden, _linear(node))
@@ -400,3 +426,11 @@ def _gru_back(context: Context, d: Direction, hidden: int, linear: bool) -> tupl
         d_before = f.op("Add", f.op("Add", kept, f.op("Mul", d_candidate, reset)), through)
         dz = dz_h = f.op("Concat", d_update, d_reset, d_new, axis=-1)
     return f, [d_before], [dz, dz_h]
+
+
+def _rnn_back(context: Context, d: Direction, activation: str) -> tuple[Body, list[str], list[str]]:
+    f = _frame(context, d, "rnngrad", ["dh"], ["dy", "h"])
+    dy, h = f.inputs
+    slope = f.op("Sub", 1.0, f.op("Mul", h, h)) if activation == "Tanh" else f.op("Sign", h)
+    dz = f.op("Mul", f.op("Add", f.states[0], dy), slope)
+    return f, [f.op("MatMul", dz, d.recurrent)], [dz]

@@ -169,7 +169,8 @@ def gather(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
         value = context.op("Unsqueeze", value, [axis])
         pads = [0] * (2 * rank)
         pads[axis], pads[rank + axis] = first, size - first - 1
-        return [value if size == 1 else context.op("Pad", value, np.array(pads, np.int64))]
+        value = value if size == 1 else context.op("Pad", value, np.array(pads, np.int64))
+        return [_without_padding(context, value, data)]
     if axis:
         count = context.rank(indices)
         rows = [*range(axis, axis + count), *range(axis), *range(axis + count, rank + count - 1)]
@@ -180,7 +181,16 @@ def gather(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     summed = context.op("ScatterND", zeros, places, value, reduction="add")
     if axis:
         summed = context.op("Transpose", summed, perm=[moved.index(i) for i in range(rank)])
-    return [summed, None]
+    return [_without_padding(context, summed, data), None]
+
+
+def _without_padding(context: Context, gradient: str, data: str) -> str:
+    """What looking up rows gives to the row of padding is zero; other uses of the same weight do train it."""
+    if data not in context.fixed_rows:
+        return gradient
+    shape = context.shape(data)
+    zeros = np.zeros((1, *(int(dim or 0) for dim in shape[1:])), np.float32)
+    return context.op("ScatterND", gradient, np.array([[context.fixed_rows[data]]], np.int64), zeros)
 
 
 def _moved_shape(context: Context, name: str, order: list[int]) -> str | np.ndarray:

@@ -13,12 +13,11 @@ from onnx import NodeProto
 from torch import Tensor, nn
 
 from federation.manifest import Loss
-from model_export.autodiff.registry import has_rule
 from model_export.autodiff.rules.dropout import SEED_INPUT
+from model_export.bundle import normalised
 from model_export.capture import capture_torch
 from model_export.graph import Graph, needed_nodes
 from model_export.layers import LayerGraph, split_layers
-from model_export.normalise import normalise
 from model_export.oracle import seeded_dropout, torch_loss
 from model_export.training import inference_graph, training_graph
 from tests.model_export.autodiff.harness import RUN_BATCH, Arrays, assert_close, journal, normal, run
@@ -51,8 +50,7 @@ def export(
 ) -> Exported:
     """The training graph of a copy of a module from a layer on."""
     captured = capture_torch(copy.deepcopy(module), sample)
-    graph = normalise(captured.model, captured.trainable, sampler(sample), has_rule)
-    graph.fixed_rows = captured.fixed_rows
+    graph = normalised(captured, sampler(sample))
     layers = split_layers(graph)
     with journal():
         return Exported(graph, layers, training_graph(graph, layers[boundary:], loss, last_steps))

@@ -1,10 +1,11 @@
-"""LSTM and GRU: directions, optional inputs and outputs, order of gates, gradients through fewer steps."""
+"""LSTM, GRU and RNN: directions, optional inputs and outputs, order of gates, gradients through fewer steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from federation.manifest import Loss
 from model_export.errors import ExportError
+from model_export.plain_operators import plain_operators
 from tests.model_export.autodiff.drawing import examples
 from tests.model_export.autodiff.harness import Input, check_operator, of, operator
 from tests.model_export.autodiff.module_harness import check_module
@@ -40,6 +43,11 @@ def gru_cell(x: Tensor, states: States, w: Tensor, r: Tensor, b: Tensor, linear:
     return ((1 - z) * torch.tanh(x @ wh.T + bh + inner) + z * h,)
 
 
+def rnn_cell(x: Tensor, states: States, w: Tensor, r: Tensor, b: Tensor, activation: str) -> States:
+    wb, rb = b.chunk(2)
+    return (getattr(torch, activation.lower())(x @ w.T + states[0] @ r.T + wb + rb),)
+
+
 def recursion(
     cell: Callable[..., States],
     x: Tensor,
@@ -62,7 +70,7 @@ def recursion(
 
 
 def check_recurrent(op_type: str, data: st.DataObject, *, shortened: bool) -> None:
-    gates, states = (4, 2) if op_type == "LSTM" else (3, 1)
+    gates, states = {"LSTM": (4, 2), "GRU": (3, 1), "RNN": (1, 1)}[op_type]
     steps, width, hidden = (data.draw(st.integers(1, 4)) for _ in range(3))
     direction = data.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
     count = 2 if direction == "bidirectional" else 1
@@ -73,7 +81,13 @@ def check_recurrent(op_type: str, data: st.DataObject, *, shortened: bool) -> No
     used = data.draw(st.lists(st.sampled_from(present), unique=True, min_size=1))
     last = data.draw(st.integers(1, steps + 1)) if shortened else None
     linear = op_type == "GRU" and data.draw(st.booleans())
-    cell = lstm_cell if op_type == "LSTM" else partial(gru_cell, linear=linear)
+    activation = data.draw(st.sampled_from(["Tanh", "Relu"])) if op_type == "RNN" else ""
+    cells = {
+        "LSTM": lstm_cell,
+        "GRU": partial(gru_cell, linear=linear),
+        "RNN": partial(rnn_cell, activation=activation),
+    }
+    cell = cells[op_type]
 
     def reference(x: Tensor, w: Tensor, r: Tensor, *rest: Tensor) -> list[Tensor]:
         given = list(rest)
@@ -99,7 +113,8 @@ def check_recurrent(op_type: str, data: st.DataObject, *, shortened: bool) -> No
     ]
     while inputs[-1] is None:
         inputs.pop()
-    attrs = {"linear_before_reset": int(linear)} if op_type == "GRU" else {}
+    attrs: dict[str, Any] = {"linear_before_reset": int(linear)} if op_type == "GRU" else {}
+    attrs |= {"activations": [activation] * count} if activation else {}
     check_operator(
         op_type,
         reference,
@@ -113,14 +128,14 @@ def check_recurrent(op_type: str, data: st.DataObject, *, shortened: bool) -> No
     )
 
 
-@pytest.mark.parametrize("op_type", [of("LSTM"), of("GRU")])
+@pytest.mark.parametrize("op_type", [of("LSTM"), of("GRU"), of("RNN")])
 @given(data=st.data())
 @examples(25)
 def test_gradients_through_time_in_each_direction(op_type: str, data: st.DataObject) -> None:
     check_recurrent(op_type, data, shortened=False)
 
 
-@pytest.mark.parametrize("op_type", [of("LSTM"), of("GRU")])
+@pytest.mark.parametrize("op_type", [of("LSTM"), of("GRU"), of("RNN")])
 @given(data=st.data())
 @examples(15)
 def test_gradients_through_the_last_steps_of_each_direction_only(op_type: str, data: st.DataObject) -> None:
@@ -144,7 +159,7 @@ class Reader(nn.Module):
         return self.dense(torch.cat((last[-2], last[-1]), -1) if self.recurrence.bidirectional else last[-1])
 
 
-@pytest.mark.parametrize(("op_type", "kind"), [of("LSTM", nn.LSTM), of("GRU", nn.GRU)])
+@pytest.mark.parametrize(("op_type", "kind"), [of("LSTM", nn.LSTM), of("GRU", nn.GRU), of("RNN", nn.RNN)])
 @given(
     sequence=st.booleans(),
     bidirectional=st.booleans(),
@@ -195,3 +210,22 @@ def test_a_variant_without_a_gradient_is_refused_by_name(attrs: dict) -> None:
     zeros = lambda x, w, r: torch.zeros(3, 1, x.shape[1], 2) * x.sum()  # noqa: E731
     with pytest.raises(ExportError, match=r"/LSTM.*has no gradient here"):
         check_operator("LSTM", zeros, [(3, None, 2), (1, 8, 2), (1, 8, 2)], hidden_size=2, **attrs)
+
+
+@operator("RNN", "Gather")
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_language_model_with_dropout_between_its_recurrent_layers(activation: str) -> None:
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(7, 5)
+            self.reader = nn.RNN(5, 6, 2, nonlinearity=activation, dropout=0.4, batch_first=True)
+            self.scores = nn.Linear(6, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scores(self.reader(self.words(x))[0]).transpose(1, 2)
+
+    with plain_operators():  # so that PyTorch takes the masks of the seed, too
+        check_module(Model(), torch.full((2, 5), 6), Loss("cross_entropy"))
