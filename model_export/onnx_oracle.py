@@ -71,6 +71,11 @@ class OnnxOracle:
         statistics = {p.name: values[p.name] for p in mine if p.kind == "statistic"}
         return StepResult(*step.loss_and_gradients(weights, statistics, entering, labels, seed))
 
+    def precise_step(
+        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+    ) -> StepResult | None:
+        return None
+
     def _prepare(self, boundary: Boundary) -> ArtifactStep | None:
         """The artifacts of a suffix, made from the file anew, not those of the bundle."""
         suffix, loss = self._layers[boundary.layer :], self._manifest.loss

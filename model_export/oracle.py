@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 from unittest import mock
 
@@ -46,6 +47,11 @@ class Oracle(Protocol):
     ) -> StepResult | None:
         """A step that trains from a boundary on, given the MODEL's input; None if there is no gradient to be had."""
 
+    def precise_step(
+        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+    ) -> StepResult | None:
+        """The same step in float64, to tell rounding from errors; None if the reference cannot compute it."""
+
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
         """Other weights, from the boundary on, with which activations stay away from their kinks."""
 
@@ -55,16 +61,21 @@ class TorchOracle:
 
     def __init__(self, source: ModelSource, manifest: Manifest, vector: np.ndarray) -> None:
         self.module = source.module()
+        self._source = source
         self.manifest = manifest
         self._vector = vector
         missing = sorted({p.name for p in manifest.space} - set(self.module.state_dict()))
         if missing:
             raise ExportError(f"the source model has no parameter {missing[0]!r}: it changed since the export")
 
-    def _load(self, vector: np.ndarray) -> None:
-        state = self.module.state_dict()
+    def _load(self, module: nn.Module, vector: np.ndarray) -> None:
+        state = module.state_dict()
         for name, value in self.manifest.space.views(vector).items():
             state[name].copy_(torch.from_numpy(value))
+
+    @cached_property
+    def _precise(self) -> nn.Module:
+        return self._source.module().double()
 
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
         """Normalisation with a spread of 1 around 3: halfway between the kinks of ReLU and ReLU6."""
@@ -82,7 +93,7 @@ class TorchOracle:
 
     def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Every tensor that PyTorch computes on the way is recorded; a layer's output must be among them, in order."""
-        self._load(self._vector)
+        self._load(self.module, self._vector)
         self.module.eval()
         recorder = _Recorder()
         fused = torch.backends.mha.get_fastpath_enabled()
@@ -95,23 +106,43 @@ class TorchOracle:
         return [*_in_order(recorder.values, found[:-1]), result]
 
     def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray) -> StepResult:
-        self._load(vector)
+        return self._step(self.module, boundary, torch.from_numpy(x), torch.from_numpy(labels), seed, vector)
+
+    def precise_step(
+        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+    ) -> StepResult | None:
+        given, wanted = (t.double() if t.is_floating_point() else t for t in map(torch.from_numpy, (x, labels)))
+        try:
+            return self._step(self._precise, boundary, given, wanted, seed, vector)
+        except RuntimeError:  # a module that asks for float32 somewhere
+            return None
+
+    def _step(
+        self,
+        module: nn.Module,
+        boundary: Boundary,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        seed: int,
+        vector: np.ndarray,
+    ) -> StepResult:
+        self._load(module, vector)
         frozen = self.manifest.layers[: boundary.layer]
         trained = self.manifest.layers[boundary.layer :]
-        self.module.train()
+        module.train()
         for layer in frozen:
             for parameter in layer.parameters:
                 if parameter.kind == "statistic":
-                    self.module.get_submodule(parameter.name.rpartition(".")[0]).eval()
-        self.module.zero_grad()
+                    module.get_submodule(parameter.name.rpartition(".")[0]).eval()
+        module.zero_grad()
         skip = sum(layer.dropouts for layer in frozen)
         with seeded_dropout(seed, skip), short_memory(boundary.last_steps), plain_operators():
-            predictions = self.module(torch.from_numpy(x))
-        value = torch_loss(self.manifest.loss, predictions, torch.from_numpy(labels))
+            predictions = module(x)
+        value = torch_loss(self.manifest.loss, predictions, labels)
         value.backward()
-        weights = dict(self.module.named_parameters())
+        weights = dict(module.named_parameters())
         _refuse_forgotten(weights, self.manifest)
-        buffers = dict(self.module.named_buffers())
+        buffers = dict(module.named_buffers())
         gradients, statistics = {}, {}
         for parameter in (p for layer in trained for p in layer.parameters):
             if parameter.kind == "statistic":
