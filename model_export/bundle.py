@@ -15,7 +15,7 @@ import numpy as np
 from edge_runtime.bundle_files import file_ref, write_weights
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from federation.capacity import capacity
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
 from federation.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -29,10 +29,11 @@ from federation.manifest import (
 )
 from federation.space import ParameterSpace
 from federation.weights import places
+from model_export.autodiff.engine import refuse_missing_rules
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
 from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
-from model_export.capture import Captured
+from model_export.capture import REMEDY, Captured, cause
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.layers import LayerGraph, find_layer, split_layers
@@ -94,9 +95,22 @@ def normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph
 
 
 def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
-    """Capture a model and cut it into layers."""
+    """Capture a model and cut it into layers; a graph that is of no use is made again by PyTorch's other exporter."""
     captured = source.capture()
+    try:
+        return _cut(source, captured)
+    except Exception as error:  # whatever onnx and onnxruntime raise about a graph of somebody else's
+        if captured.others:
+            with contextlib.suppress(Exception):
+                return _cut(source, source.capture(captured.others))
+        if isinstance(error, EmbraceError):
+            raise
+        raise ExportError(f"the forward graph cannot be used: {cause(error)}; {REMEDY}") from error
+
+
+def _cut(source: ModelSource, captured: Captured) -> tuple[Graph, list[LayerGraph]]:
     graph = normalised(captured, source.sample)
+    refuse_missing_rules(graph)
     return graph, split_layers(graph)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 from unittest import mock
 
 import onnx
@@ -17,12 +19,19 @@ import torch.nn.functional as F
 from onnx import numpy_helper
 from torch import nn
 
+from federation.errors import EmbraceError
 from model_export.errors import ExportError
 from model_export.plain_operators import plain_operators
 from model_export.power_iteration import PowerIteration, refuse_repeated, standing_still
 from model_export.quiet import silence
 
 OPSET = 18
+Exporter = Literal["script", "dynamo"]
+EXPORTERS: Sequence[Exporter] = ("script", "dynamo")
+REMEDY = (
+    "write that part of the model with plain tensor operations, or export it with torch.onnx.export yourself and give "
+    "the file: embrace export model.onnx"
+)
 INPUT_NAME, OUTPUT_NAME = "embrace.input", "embrace.output"  # names that no parameter has
 
 
@@ -34,10 +43,11 @@ class Captured:
     trainable: list[str]
     fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that looking up does not train
     power_iterations: list[PowerIteration] = field(default_factory=list)
+    others: Sequence[Exporter] = ()  # PyTorch's exporters that were not tried
 
 
-def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
-    """Export with the TorchScript exporter, or, where that cannot, with the newer one."""
+def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
+    """Export with the first of PyTorch's exporters that can: the one by TorchScript, and the newer one."""
     module = module.train()
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     _refuse_unfaithful(module)
@@ -46,17 +56,33 @@ def capture_torch(module: nn.Module, sample: torch.Tensor) -> Captured:
     refuse_repeated(iterations)
     vectors = [name for item in iterations for name in (item.u, item.v)]
     failures = []
-    for export in (_export_script, _export_dynamo):
+    for number, exporter in enumerate(exporters):
         try:
             with _quiet(), _unchanged(module, buffers), plain_operators(), standing_still(module):
-                model = export(module, sample)
+                model = _export_script(module, sample) if exporter == "script" else _export_dynamo(module, sample)
             _check_complete(module, model, [*trainable, *vectors])
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
-            failures.append(str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__)
+            failures.append(cause(error))
             continue
         _put_back(model, buffers)
-        return Captured(model, trainable, rows, iterations)
-    raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}")
+        return Captured(model, trainable, rows, iterations, exporters[number + 1 :])
+    raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}; {REMEDY}")
+
+
+def cause(error: BaseException) -> str:
+    """One line: what went wrong, and the last line of the model's own code on the way there."""
+    lines = str(error).strip().splitlines() or [""]
+    text = lines[0][:200] if isinstance(error, EmbraceError) else f"{type(error).__name__}: {lines[0][:200]}"
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    return f"{text} (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
+
+
+def _is_machinery(file: str) -> bool:
+    """Whether a file belongs to PyTorch, to ONNX, to Python or to this project, and so not to the user's model."""
+    ours = Path(__file__).parents[1]
+    folders = [Path(str(package.__file__)).parent for package in (torch, onnx)]
+    folders += [ours / room for room in ("model_export", "edge_runtime", "embrace")]
+    return file in ("<string>", contextlib.__file__) or any(folder in Path(file).parents for folder in folders)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import InputError
 from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
-from model_export.capture import Captured, capture_torch
+from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.errors import ExportError
 from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
@@ -65,10 +65,11 @@ class ModelSource:
                 module.eval()(torch.from_numpy(self.sample(2)))
         return module
 
-    def capture(self) -> Captured:
+    def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
+        """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
             return capture_onnx(Path(self.origin.reference))
-        return capture_torch(self.module(), torch.from_numpy(self.sample(2)))
+        return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
 
 
 def load_source(

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from model_export.autodiff.registry import find_lowering, find_rule
 from model_export.errors import MissingRule
-from model_export.graph import Emitter, Operand, Shape, inputs_with_subgraphs, module_of, optional_input
+from model_export.graph import Emitter, Graph, Operand, Shape, inputs_with_subgraphs, module_of, optional_input
 
 # Copies of a tensor in another arrangement are made again for the backward pass: making them costs little, and keeping
 # them costs memory. (ResNet20 at batch 32: 81 MB of values alive at once with them kept, 53 without.)
@@ -113,6 +113,17 @@ def active_values(nodes: Sequence[NodeProto], trainable: Iterable[str]) -> set[s
         if any(name in active for name in inputs_with_subgraphs(node)):
             active.update(filter(None, node.output))
     return active
+
+
+def refuse_missing_rules(graph: Graph) -> None:
+    """Find an operator without a rule on the way of a gradient before anything is written."""
+    floats = {name for name in active_values(graph.nodes, graph.weights) if graph.dtypes[name].kind == "f"}
+    reached = {graph.output}
+    for node in reversed(graph.nodes):
+        if any(name in reached and name in floats for name in node.output):
+            if find_rule(node.op_type) is None:
+                raise MissingRule(node.op_type, node.name, module_of(node))
+            reached.update(node.input)
 
 
 def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:

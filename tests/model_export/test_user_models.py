@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from torch import nn
 
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.portable import TrainingStep
+from model_export import bundle
 from model_export.bundle import export_bundle
 from model_export.capture import capture_torch
 from model_export.errors import ExportError
-from model_export.source import load_source
+from model_export.source import load_source, module_source
 from model_export.verify import TOLERANCE, verify_bundle
 
 MODELS = Path(__file__).with_name("user_models.py")
@@ -121,3 +123,54 @@ def test_frozen_and_unused_parameters_are_not_trained():
 def test_what_cannot_be_exported_faithfully_is_refused(module, sample, message):
     with pytest.raises(ExportError, match=message):
         capture_torch(module, sample)
+
+
+class Unexportable(nn.Module):
+    """Something that an exporter stumbles over, in front of a dense layer."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.dense = nn.Linear(3, 2)
+        self.what = what
+
+    def forward(self, x):
+        return self.dense(self.what(x))
+
+
+def of_both_exporters(x):
+    if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return [x].shape
+    return x
+
+
+def test_a_crash_of_both_exporters_is_one_line_with_cause_place_and_remedy(tmp_path):
+    source = module_source(Unexportable(of_both_exporters), input_shape=(3,))
+    with pytest.raises(ExportError, match="'list' object has no attribute 'shape'") as caught:
+        export_bundle(source, tmp_path / "bundle")
+    text = str(caught.value)
+    line = inspect.getsourcelines(of_both_exporters)[1] + 2
+    assert "\n" not in text and f"test_user_models.py:{line}" in text and "embrace export model.onnx" in text
+
+
+def test_the_other_exporter_is_tried_where_the_first_ones_graph_is_of_no_use(tmp_path):
+    """The first graph has an operator without a gradient; the second one has not."""
+
+    def rounded_while_traced(x):
+        return x.round() if torch.jit.is_tracing() else x
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return self[1](rounded_while_traced(self[0](x)))
+
+    source = module_source(Model(nn.Linear(3, 4), nn.Linear(4, 2)), input_shape=(3,))
+    export_bundle(source, tmp_path / "bundle")
+    assert max(result.largest() for result in verify_bundle(tmp_path / "bundle", source=source)) < TOLERANCE
+
+
+def test_a_crash_after_the_export_is_one_line(tmp_path, monkeypatch):
+    def crash(*given):
+        raise AttributeError("'list' object has no attribute 'shape'")
+
+    monkeypatch.setattr(bundle, "normalise", crash)
+    with pytest.raises(ExportError, match="the forward graph cannot be used: AttributeError: 'list' object"):
+        export_bundle(module_source(nn.Linear(3, 2), input_shape=(3,)), tmp_path / "bundle")
