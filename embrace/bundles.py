@@ -223,6 +223,7 @@ def export(
     scale: float | None = None,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
+    output: str | None = None,
     batch: int | None = None,
     seed: int = 0,
     sign: str | Path | None = None,
@@ -237,6 +238,9 @@ def export(
     `classes` are names in the order of their numbers, or data that has them: a folder with one sub-folder of images per
     class, or FILE.csv. Stored values become inputs by (value × scale − mean) / std on every device; without `scale`,
     bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private key.
+
+    `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
+    `logits` is taken.
 
     >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
     >>> bundle.tiers
@@ -258,6 +262,7 @@ def export(
         seed=seed,
         classes=classes,
         preprocessing=Preprocessing(scale, tuple(mean), tuple(std)),
+        output=output,
     )
     choices = Choices(split, tiers, engines, widths)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
@@ -298,6 +303,7 @@ def open_source(
     classes: Sequence[str] | str | Path | None = None,
     label: str | None = None,
     preprocessing: Preprocessing | None = None,
+    output: str | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
@@ -326,6 +332,7 @@ def open_source(
         classes = load_classes(str(classes), label)
     return replace(
         source,
+        origin=replace(source.origin, output=output),
         loss=replace(source.loss, **changes),
         classes=None if classes is None else tuple(map(str, classes)),
         preprocessing=None if preprocessing == PLAIN else preprocessing,

@@ -80,6 +80,7 @@ class Source:
     kind: Literal["zoo", "torch", "onnx"]
     reference: str
     seed: int = 0
+    output: str | None = field(default=None, metadata=ABSENT)  # which of several outputs is trained
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ def dumps(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
 
 
-_ADDED = {f.name for kind in (Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
+_ADDED = {f.name for kind in (Source, Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
 
 
 def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

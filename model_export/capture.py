@@ -162,8 +162,6 @@ def _trained_parameters(module: nn.Module, sample: torch.Tensor) -> list[str]:
             f"the model does not accept an input of shape {tuple(sample.shape)} and type {kind}: {first}; "
             "check --input (shape without the batch) and --dtype"
         ) from None
-    if not isinstance(output, torch.Tensor):
-        raise ExportError(f"the model must return one tensor, it returns {type(output).__name__}")
     if not output.requires_grad:
         raise ExportError("the model has no trainable parameters: there is nothing to train")
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]

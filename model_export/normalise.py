@@ -103,6 +103,9 @@ def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
         if node.op_type == "AveragePool" and given.get("count_include_pad") and not any(given.get("pads", [])):
             # Without padding the flag means nothing, but with ceil_mode some versions then count what hangs over.
             _set_attributes(node, {**given, "count_include_pad": 0})
+        if node.op_type == "Transpose" and min(given.get("perm", [0])) < 0:
+            # PyTorch writes movedim with axes counted from the end, which onnxruntime refuses.
+            _set_attributes(node, {"perm": [axis % len(given["perm"]) for axis in given["perm"]]})
         same = given.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER")
         if node.op_type == "Conv" and same and set(given.get("strides", [1])) == {1}:
             kernel = given.get("kernel_shape") or shapes.get(node.input[1], [0, 0])[2:]

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.errors import ExportError
+from model_export.outputs import USUAL, pick_output
 from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
 
@@ -59,7 +60,7 @@ class ModelSource:
         if self.build is None:
             raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
         torch.manual_seed(self.origin.seed)
-        module = self.build()
+        module = pick_output(self.build(), self.origin.output)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             with torch.no_grad():  # lazy modules take their sizes from the first input
                 module.eval()(torch.from_numpy(self.sample(2)))
@@ -68,7 +69,7 @@ class ModelSource:
     def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
         """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
-            return capture_onnx(Path(self.origin.reference))
+            return capture_onnx(Path(self.origin.reference), self.origin.output)
         return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
 
 
@@ -157,7 +158,8 @@ def reload_source(origin: Source, **known: Any) -> ModelSource:
     """The source a bundle was made from."""
     if origin.kind == "zoo":
         known = {"loss": known["loss"], "batch": known["batch"]}
-    return load_source(origin.reference, **known, seed=origin.seed)
+    source = load_source(origin.reference, **known, seed=origin.seed)
+    return replace(source, origin=replace(source.origin, output=origin.output))
 
 
 def _loss_name(name: str) -> LossName:
@@ -263,9 +265,10 @@ def _load_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def capture_onnx(path: Path) -> Captured:
+def capture_onnx(path: Path, output: str | None = None) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
     model = _load_onnx(path)
+    _keep_one_output(model, output)
     _lift_constant_weights(model)
     _separate_equal_vectors(model)
     trainable = [
@@ -273,6 +276,17 @@ def capture_onnx(path: Path) -> Captured:
     ]
     used_as_weight = _weight_inputs(model)
     return Captured(model, [name for name in trainable if name in used_as_weight])
+
+
+def _keep_one_output(model: onnx.ModelProto, name: str | None) -> None:
+    known = [value.name for value in model.graph.output]
+    chosen = name or (USUAL if USUAL in known else known[0] if len(known) == 1 else None)
+    if chosen not in known:
+        asked = "say which one with --output NAME" if name is None else f"it has no output {name!r}"
+        raise ExportError(f"the ONNX file has the outputs {', '.join(known)}; {asked}")
+    kept = [value for value in model.graph.output if value.name == chosen]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
 
 
 # Inputs that are constants of the operator rather than something to learn.

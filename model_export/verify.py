@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +161,7 @@ def rebuild_source(manifest: Manifest, reference: str | None = None) -> ModelSou
     """Build the source of a bundle again, from where it is now."""
     origin = manifest.source
     if reference:
-        origin = type(origin)(origin.kind, reference, origin.seed)
+        origin = replace(origin, reference=reference)
     known = {
         "input_shape": manifest.input.shape,
         "input_dtype": manifest.input.dtype,

@@ -61,6 +61,10 @@ def export(
     ] = None,
     mean: Annotated[str | None, typer.Option(help="Subtracted after that, for all or by channel: 0.5,0.5,0.5")] = None,
     std: Annotated[str | None, typer.Option(help="Divided by at last, for all or by channel: 0.25,0.25,0.25")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Of several outputs the one to train: key, field or position. Default: logits."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
     sign: Annotated[Path | None, typer.Option(help="Sign with this private key ('embrace key new').")] = None,
@@ -103,6 +107,7 @@ def export(
             seed=seed,
             classes=_parse_classes(classes),
             label=label,
+            output=output,
             preprocessing=Preprocessing(
                 _fraction("--scale", scale) if scale is not None else None,
                 tuple(_fraction("--mean", part) for part in show.comma_list(mean)),

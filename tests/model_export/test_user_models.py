@@ -114,11 +114,10 @@ def test_frozen_and_unused_parameters_are_not_trained():
         ),
         (nn.Embedding(4, 3, max_norm=1.0), torch.zeros(2, 2, dtype=torch.int64), "max_norm"),
         (nn.Sequential(nn.Linear(3, 3), nn.Dropout2d(0.5)), torch.randn(2, 3, 3, 3), "cannot export"),
-        (nn.LSTM(3, 3), torch.randn(2, 4, 3), "must return one tensor, it returns tuple"),
         (nn.Linear(3, 3), torch.randn(2, 4), "does not accept an input of shape"),
         (nn.ReLU(), torch.randn(2, 4), "no trainable parameters"),
     ],
-    ids=["momentum", "statistics", "max_norm", "dropout2d", "tuple", "shape", "nothing"],
+    ids=["momentum", "statistics", "max_norm", "dropout2d", "shape", "nothing"],
 )
 def test_what_cannot_be_exported_faithfully_is_refused(module, sample, message):
     with pytest.raises(ExportError, match=message):

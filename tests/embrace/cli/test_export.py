@@ -213,7 +213,7 @@ def test_wrong_requests(embrace: Embrace, tmp_path: Path, arguments: tuple[str, 
         ("number", ("--input", "4"), "the factory number in {file} must return a torch.nn.Module, it returned int"),
         ("absent", ("--input", "4"), "{file} has no callable named 'absent'; it has: Bag, CumSum, Nothing,"),
         ("good", ("--input", "5"), "the model does not accept an input of shape (2, 5) and type float32: "),
-        ("Pair", ("--input", "4"), "the model must return one tensor, it returns tuple"),
+        ("Pair", ("--input", "4"), "the model returns tuple with: 0 (2, 4), 1 (2, 4); say which one with --output"),
         ("Nothing", ("--input", "4"), "the model has no trainable parameters"),
     ],
 )

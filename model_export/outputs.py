@@ -1,0 +1,59 @@
+"""Choose the tensor that is trained among those that a model returns."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_export.errors import ExportError
+
+USUAL = "logits"
+MOST_SHOWN = 8
+
+
+def pick_output(module: nn.Module, name: str | None) -> nn.Module:
+    """Let a module return one tensor; its parameters keep their names."""
+    original = type(module).forward
+
+    @functools.wraps(original)  # exporters ask for the signature
+    def forward(self: nn.Module, *given: Any, **named: Any) -> Tensor:
+        return _chosen(original(self, *given, **named), name)
+
+    module.forward = types.MethodType(forward, module)
+    return module
+
+
+def _chosen(result: Any, name: str | None) -> Tensor:
+    if isinstance(result, Tensor) and name is None:
+        return result
+    tensors = dict(_tensors(result))
+    if name is not None and name in tensors:
+        return tensors[name]
+    if name is None and USUAL in tensors:
+        return tensors[USUAL]
+    floats = [value for value in tensors.values() if torch.is_floating_point(value)]
+    if name is None and len(floats) == 1:
+        return floats[0]
+    known = ", ".join(f"{key} {tuple(value.shape)}" for key, value in list(tensors.items())[:MOST_SHOWN])
+    asked = "say which one with --output NAME" if name is None else f"it has no output {name!r}"
+    raise ExportError(f"the model returns {type(result).__name__} with: {known or 'no tensor'}; {asked}")
+
+
+def _tensors(result: Any) -> list[tuple[str, Tensor]]:
+    """The tensors that a result has at its top, by key, field or position."""
+    if isinstance(result, Tensor):
+        return [("0", result)]
+    if isinstance(result, Mapping):
+        pairs = [(str(key), value) for key, value in result.items()]
+    elif hasattr(result, "_asdict"):
+        pairs = list(result._asdict().items())
+    elif isinstance(result, (tuple, list)):
+        pairs = [(str(number), value) for number, value in enumerate(result)]
+    else:
+        pairs = list(getattr(result, "__dict__", {}).items())
+    return [(key, value) for key, value in pairs if isinstance(value, Tensor)]
