@@ -1,5 +1,5 @@
 /** Whole rounds on onnxruntime-web: what a device sends is what the Python agent sends, within 1e-5. */
-import { describe, expect, test } from "vitest";
+import { beforeAll, describe, expect, test } from "vitest";
 
 import { inMemory } from "../src/edge_runtime/activations.ts";
 import { Samples, type Dataset } from "../src/edge_runtime/data/samples.ts";
@@ -12,9 +12,9 @@ import { Trainer } from "../src/edge_runtime/trainer.ts";
 import type { ServerValues } from "../src/federation/device_task.ts";
 import type { Manifest } from "../src/federation/manifest.ts";
 import { decodeTask } from "../src/federation/messages.ts";
-import { product } from "../src/federation/space.ts";
+import { product, type Vector } from "../src/federation/space.ts";
 import { MODEL, weightsHeader } from "../src/federation/wire.ts";
-import { Bundle, floats, golden, pattern } from "./values.ts";
+import { Bundle, floats, golden, loadForNode, pattern } from "./values.ts";
 
 const SAMPLES = 13;
 const TOLERANCE = 1e-5;
@@ -54,13 +54,35 @@ function sourceOf(bundle: Bundle): LayerSource {
   };
 }
 
+function weightsOf(bundle: Bundle): Vector {
+  return new Float32Array(bundle.file("weights.safetensors").slice(weightsHeader(bundle.manifest.space).length).buffer);
+}
+
+beforeAll(loadForNode);
+
+test("a session that stays takes batches of any size, and the same task gives the same again", async () => {
+  const expected = known["cnn weak"];
+  const bundle = new Bundle(expected.bundle);
+  const samples = new Samples(sampleArrays(bundle.manifest), bundle.manifest);
+  const trainer = new Trainer(sourceOf(bundle), samples, async (boundary) => bundle.file(boundary.train!.name), { batch: 5, memory: 1e9, makeRoom: inMemory });
+  const server = { model: async (part) => part.region.gather(weightsOf(bundle)).slice() } as ServerValues;
+  const sent: number[][] = [];
+  for (const batch of [4, 3, 4]) {
+    const task = decodeTask({ ...expected.task, batch });
+    const begun = await begin(task, bundle.manifest, server, async () => undefined);
+    sent.push([...finish(begun, await trainer.run(task, begun.received)).tracks.get(MODEL)![1]]);
+  }
+  await trainer.close();
+  expect(sent[2]).toEqual(sent[0]);
+  expect(sent[1]).not.toEqual(sent[0]);
+});
+
 describe("rounds", () => {
   test.each(Object.entries<any>(known))("%s", async (_, expected) => {
     const bundle = new Bundle(expected.bundle);
     const { manifest } = bundle;
     const task = decodeTask(expected.task);
-    const vector = floats(Buffer.from(bundle.file("weights.safetensors").slice(weightsHeader(manifest.space).length)).toString("base64"));
-    const server = { model: async (part) => part.region.gather(vector).slice() } as ServerValues;
+    const server = { model: async (part) => part.region.gather(weightsOf(bundle)).slice() } as ServerValues;
     const trainer = new Trainer(
       sourceOf(bundle),
       new Samples(sampleArrays(manifest), manifest),

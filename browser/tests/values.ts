@@ -3,6 +3,7 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
+import { loadRuntime, type Runtime } from "../src/edge_runtime/runtime.ts";
 import { loads, type Manifest } from "../src/federation/manifest.ts";
 import type { Bytes, Vector } from "../src/federation/space.ts";
 
@@ -27,6 +28,15 @@ export function sha256(array: ArrayBufferView): string {
 
 export function golden(name: string): any {
   return JSON.parse(readFileSync(GOLDEN + name, "utf8"));
+}
+
+/** Load the runtime from the disk: the same wasm as in a page. */
+export async function loadForNode(): Promise<Runtime> {
+  const file = (path: string): string => new URL(path, import.meta.url).href;
+  const dist = (name: string): string => file(`../node_modules/onnxruntime-web/dist/${name}`);
+  const module = "ort-wasm-simd-threaded";
+  const files = { hold: file("../src/edge_runtime/runtime_module.mjs"), module: dist(`${module}.mjs`), wasm: dist(`${module}.wasm`) };
+  return loadRuntime(await import("onnxruntime-web/wasm"), files, 1);
 }
 
 /** A bundle on disk. */

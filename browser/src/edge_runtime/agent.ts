@@ -14,7 +14,7 @@ import { scoreReceived } from "./evaluate.ts";
 import { Heartbeat, TaskLost } from "./heartbeat.ts";
 import { begin, finish } from "./participant.ts";
 import { RemoteBundle, RemoteServer, RemoteSource } from "./remote.ts";
-import { RUNTIME } from "./session.ts";
+import { runtime } from "./runtime.ts";
 import type { Storage } from "./storage.ts";
 import { Stopwatch } from "./timing.ts";
 import { Trainer } from "./trainer.ts";
@@ -48,6 +48,7 @@ export interface Watcher {
   progress(what: string, done: number, total: number): void;
   sent(report: Report): void;
   failed(reason: string, message: string): void;
+  note(text: string): void;
 }
 
 /** More memory than the person allowed. */
@@ -110,7 +111,7 @@ export class Agent {
 
   private get profile(): Profile {
     const { memory, threads } = this.device;
-    return { memory, threads, runtime: RUNTIME, engines: ["portable"], needs: this.known.needs };
+    return { memory, threads, runtime: runtime().name, engines: ["portable"], needs: this.known.needs };
   }
 
   private async rest(times: number): Promise<void> {
@@ -218,9 +219,9 @@ export class Agent {
     }
   };
 
-  /** What a step has taken: the runtime's heap beyond its idle size, and the vectors beside it. */
+  /** What a step has taken: the runtime's heap beyond its idle size, and what was received, a rule's buffer and the update beside it. */
   private needBytes(vector: number): number {
-    return this.device.heapBytes() + 4 * vector;
+    return this.device.heapBytes() + 3 * vector;
   }
 
   /** Remember what a first step took; give the task back if that is more than the person allows. */
@@ -255,7 +256,7 @@ export class Agent {
       const [samples, heldOut] = task.holdout ? everything.split(task.holdout, task.seed) : [everything, undefined];
       const plan = this.forwardPlan(bundle.manifest, task, samples.length);
       const graphOf = (boundary: Boundary) => bundle.trainingGraph(boundary);
-      const trainer = new Trainer(new RemoteSource(bundle, offer), samples, graphOf, plan, this.progress);
+      const trainer = new Trainer(new RemoteSource(bundle, offer), samples, graphOf, plan, this.progress, (text) => this.watcher.note(text));
       this.loaded = { key, bundle, trainer, heldOut, plan };
     }
     return this.loaded;

@@ -43,7 +43,7 @@ export function finish({ task, device, received }: Begun, { local }: Outcome): C
   const inside = sent.inside(device.graph);
   const result: LocalResult = { model, brought: received.brought, x: local.x, update, rates: local.rates, state: local.state(), sent: inside };
   const tracks: Record<string, Vector> = {};
-  const kept: Record<string, Vector> = exchange.keepsModel ? { [OWN_MODEL]: local.x, [REFERENCE]: model.reference } : {};
+  const kept: Record<string, Vector> = exchange.keepsModel ? { [OWN_MODEL]: local.x.slice(), [REFERENCE]: model.reference } : {};
   for (const rule of task.rules) {
     const handed = rule.finishTask(device, result);
     Object.assign(tracks, handed.tracks);

@@ -11,8 +11,9 @@ import { augment } from "./data/augment.ts";
 import { sampleBits, shuffled } from "./data/prng.ts";
 import type { Samples } from "./data/samples.ts";
 import { storeActivations, type ForwardPlan, type LayerSource, type Progress } from "./forward.ts";
+import { openStep, type Note } from "./gpu_step.ts";
 import { OrderedDropoutStep } from "./ordered_dropout.ts";
-import { TrainingStep, type Batch, type GradientStep } from "./step.ts";
+import type { Batch, GradientStep } from "./step.ts";
 import { Stopwatch } from "./timing.ts";
 
 const DROPOUT = 2 ** 32; // a draw of its own: not one of the augmentation's
@@ -25,7 +26,7 @@ export interface Received {
   readonly reference: Vector; // what an update is the difference from
 }
 
-/** What training gave. The vectors are the trainer's own and change with its next task. */
+/** What training gave. The vectors are the trainer's own, in the runtime's memory, and change with its next task. */
 export interface Outcome {
   readonly local: LocalStep;
   readonly report: Report;
@@ -50,6 +51,7 @@ export class Trainer {
     private readonly graphOf: (boundary: Boundary) => Promise<Bytes>,
     private readonly plan: Omit<ForwardPlan, "storedAs">,
     private readonly progress: Progress = () => {},
+    private readonly note: Note = () => {}, // of what a person may want to know
   ) {}
 
   private get manifest(): Manifest {
@@ -126,7 +128,7 @@ export class Trainer {
     for (const boundary of covered.graphs) {
       const space = this.manifest.spaceOf(boundary);
       const entry = this.manifest.layers[boundary.layer]!.input;
-      steps.push(await TrainingStep.open(await this.graphOf(boundary), space, boundary.layer, entry, this.manifest.labels));
+      steps.push(await openStep(await this.graphOf(boundary), space, boundary.layer, entry, this.manifest.labels, this.note));
     }
     return steps.length === 1 ? steps[0]! : new OrderedDropoutStep(this.manifest, covered.ordered, steps);
   }

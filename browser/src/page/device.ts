@@ -192,6 +192,8 @@ export class BrowserDevice {
       case "sent":
         this.freshStarts = 0;
         return this.show({ state: "waiting", why: "", progress: undefined, reports: [...this.view.reports, message.report] });
+      case "note":
+        return this.note(message.text);
       case "failed":
         return this.note(`a task was given back: ${message.message}`);
       case "ended":

@@ -22,5 +22,6 @@ export type FromWorker =
     }
   | { readonly kind: "progress"; readonly what: string; readonly done: number; readonly total: number }
   | { readonly kind: "sent"; readonly report: Report }
+  | { readonly kind: "note"; readonly text: string }
   | { readonly kind: "failed"; readonly reason: string; readonly message: string }
   | { readonly kind: "ended"; readonly how: "stopped" | "refused" | "fresh" | "broken"; readonly message: string };

@@ -1,14 +1,12 @@
 /** The agent's own thread: training never blocks the page. It takes what it needs from the storage. */
-import runtimeModule from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url&no-inline";
-import runtimeWasm from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url&no-inline";
-
 import { coverage } from "../federation/coverage.ts";
 import { messageOf } from "../federation/errors.ts";
 import { Agent } from "../edge_runtime/agent.ts";
 import { Declined, DeviceClient } from "../edge_runtime/client.ts";
 import { inFile, removeLeftovers } from "../edge_runtime/file_room.ts";
+import { adapterName } from "../edge_runtime/gpu.ts";
 import { heapBytes, watchHeap } from "../edge_runtime/heap.ts";
-import { setRuntimeFiles, setThreads, warmUp } from "../edge_runtime/session.ts";
+import { loadForPage } from "../edge_runtime/runtime_files.ts";
 import { openStorage, SELF } from "../edge_runtime/storage.ts";
 import type { FromWorker, Stop } from "./protocol.ts";
 
@@ -22,13 +20,11 @@ self.onmessage = ({ data }: MessageEvent<Stop>) => stopping.abort(data.reason);
 
 async function main(): Promise<void> {
   watchHeap();
-  setRuntimeFiles(runtimeModule, runtimeWasm);
   const storage = await openStorage();
   const [record, data] = [await storage.device.get(SELF), await storage.data.get(SELF)];
   if (record?.device === undefined || data === undefined) throw new Error("this device has not joined yet");
   await removeLeftovers();
-  const threads = setThreads(record.threads);
-  await warmUp();
+  const { threads } = await loadForPage(record.threads, (await adapterName()) !== undefined);
   const idle = heapBytes();
   tell({ kind: "ready", threads });
   const trouble = (why: string): void => tell({ kind: "trouble", why });
@@ -55,6 +51,7 @@ async function main(): Promise<void> {
         holding = undefined;
         tell({ kind: "sent", report });
       },
+      note: (text) => tell({ kind: "note", text }),
       failed(reason, message) {
         holding = undefined;
         tell({ kind: "failed", reason, message });

@@ -24,6 +24,7 @@ ${algorithm}
 [participate]
 count = ${count}
 min_available = ${count}
+quorum = 1.0
 [local]
 steps = 6
 batch = 8

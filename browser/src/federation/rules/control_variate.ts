@@ -33,7 +33,7 @@ export class ControlVariate extends LocalRule {
   override finishTask(task: DeviceTask, result: LocalResult): Handover {
     if (this.origin === "exchanged") return optionTwo(task, result);
     const kept = result.brought[CONTROL] ?? new Float32Array(result.x.length);
-    return { kept: { [CONTROL]: kept, [LAST]: result.x } };
+    return { kept: { [CONTROL]: kept, [LAST]: result.x.slice() } };
   }
 }
 
