@@ -13,7 +13,7 @@ const ROOT = fileURLToPath(new URL("../../..", import.meta.url));
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const FLAGS = ["--no-sandbox", "--disable-gpu", "--use-fake-device-for-media-stream"]; // a camera that shows a test picture
-const PATIENCE = 120_000; // milliseconds until something that should happen is given up
+const PATIENCE = 240_000; // milliseconds until something that should happen is given up
 
 /** Look until it is so. */
 export async function until<T>(look: () => T | Promise<T>, why: () => string = () => "it never happened"): Promise<NonNullable<T>> {
@@ -40,8 +40,8 @@ export class Workshop {
     return Object.assign(child, { told: () => `${name}: ${text}` });
   }
 
-  async open(): Promise<BrowserContext> {
-    this.browser ??= await chromium.launch({ executablePath: CHROMIUM, args: FLAGS });
+  async open(flags: readonly string[] = FLAGS): Promise<BrowserContext> {
+    this.browser ??= await chromium.launch({ executablePath: CHROMIUM, args: [...flags] });
     return this.browser.newContext({ viewport: { width: 390, height: 844 }, acceptDownloads: false, permissions: ["camera"] });
   }
 
