@@ -22,11 +22,6 @@ export interface Step {
   readonly rate: number;
 }
 
-export interface Close {
-  readonly do: "close";
-  readonly column: string;
-}
-
 export type WorkerOrder = Load | Open | Step;
-export type Order = { readonly do: "look" } | { readonly do: "end" } | WorkerOrder | Close;
+export type Order = { readonly do: "look" } | { readonly do: "end" } | WorkerOrder;
 export type Answer = Readonly<Record<string, unknown>>;

@@ -10,12 +10,10 @@ async function obey(order: Exclude<Order, { do: "end" }>): Promise<Answer> {
     const { userAgent, hardwareConcurrency } = navigator;
     return { userAgent, processors: hardwareConcurrency, isolated: crossOriginIsolated, adapter: await adapterName() };
   }
-  if (order.do === "close") {
-    columns.get(order.column)?.terminate();
-    columns.delete(order.column);
-    return {};
+  if (order.do === "load") {
+    columns.get(order.column)?.terminate(); // with its runtime, whose memory never shrinks
+    columns.set(order.column, new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: "embrace bench" }));
   }
-  if (order.do === "load") columns.set(order.column, new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: "embrace bench" }));
   const worker = columns.get(order.column)!;
   const answer = new Promise<Answer>((resolve) => {
     worker.onmessage = ({ data }: MessageEvent<Answer>) => resolve(data);

@@ -1,4 +1,4 @@
-/** One column of `embrace bench browser`: a runtime, and the training step of one boundary after the other. */
+/** One column of `embrace bench browser`: a runtime, and the training step of a boundary. */
 import { heapBytes, watchHeap } from "../edge_runtime/heap.ts";
 import { loadForPage } from "../edge_runtime/runtime_files.ts";
 import type { Provider } from "../edge_runtime/runtime.ts";
@@ -36,8 +36,6 @@ async function load(order: Load): Promise<Answer> {
 }
 
 async function open(order: Open): Promise<Answer> {
-  await opened?.step.release();
-  opened = undefined;
   const began = performance.now();
   const manifest = loads(new TextDecoder().decode(await read(`${order.bundle}/manifest.json`)));
   const covered = coverage(manifest, order.boundary);
@@ -72,8 +70,8 @@ async function read(path: string): Promise<Bytes> {
   return new Uint8Array(await answer.arrayBuffer());
 }
 
-/** Bytes that came over the network for this column. */
+/** Bytes that came over the network for this column; a device has its data already. */
 function transferred(): number {
-  const entries = performance.getEntriesByType("resource") as PerformanceResourceTiming[];
+  const entries = (performance.getEntriesByType("resource") as PerformanceResourceTiming[]).filter(({ name }) => !/\/(inputs|labels)$/.test(name));
   return entries.reduce((sum, { transferSize }) => sum + transferSize, 0);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from embrace.cli.bench.browser import browser
 from embrace.cli.bench.fleet import fleet
 from embrace.cli.bench.latency import latency
 from embrace.cli.bench.memory import memory
@@ -16,6 +17,7 @@ bench = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 bench.command()(step)
 bench.command()(latency)
 bench.command()(memory)
+bench.command()(browser)
 bench.command()(server)
 bench.command()(fleet)
 bench.command()(reproduce)

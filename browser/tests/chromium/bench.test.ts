@@ -1,0 +1,24 @@
+/** `embrace bench browser` as a person runs it: a real Chromium, every column that it has, the same losses as native. */
+import { afterEach, beforeEach, expect, test } from "vitest";
+
+import { bundlePath, CHROMIUM, until, Workshop } from "./fleet.ts";
+
+let workshop: Workshop;
+
+beforeEach(() => void (workshop = new Workshop()));
+afterEach(() => workshop.close());
+
+test("every column is timed, WebGPU too, and trains what native trains", async () => {
+  const options = ["--boundaries", "weak", "--rounds", "2", "--batch", "8", "--software-gpu", "--chromium", CHROMIUM, "--json"];
+  const child = workshop.run("bench", "bench", "browser", bundlePath(), ...options);
+  await until(() => child.exitCode !== null, child.told);
+  expect(child.exitCode, child.told()).toBe(0);
+  const text = child.told();
+  const found = JSON.parse(text.slice(text.indexOf("{"), text.lastIndexOf("}") + 1));
+  expect(found.columns).toEqual(["native, 1 thread", "native, 2 threads", "wasm, 1 thread", "wasm, 2 threads", "WebGPU"]);
+  expect(found.notes).toEqual([expect.stringContaining("WebGPU's adapter")]); // none that a loss was another
+  const [timing] = found.timings;
+  for (const column of found.columns) expect(timing.steps[column].length).toBe(2);
+  expect(found.first[0].bytes).toBeGreaterThan(3e6);
+  expect(found.first[0].bytes).toBeLessThan(5e6); // one runtime, not two
+});
