@@ -1,4 +1,4 @@
-"""The tables of docs/results/reproduce.md, made from stored results:
+"""The tables of docs/results/reproduce.md, and the pages beside stored results, made from these results:
 
     embrace bench reproduce domo --scale short --data-dir data
     python -m bench.papers.page
@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from bench.papers import TABLES
-from bench.papers.report import body
+from bench.papers.report import body, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "results" / "reproduce.md"
@@ -31,5 +31,13 @@ def _block(table: str, scale: str) -> str:
     return body(data, TABLES[table].columns)
 
 
+def write_pages() -> None:
+    """Write the page of every stored result again: what was changed since it was run stands on it."""
+    for file in RESULTS.glob("reproduce-*.json"):
+        data = json.loads(file.read_text("utf-8"))
+        file.with_suffix(".md").write_text(markdown(data, TABLES[data["table"]].columns), "utf-8")
+
+
 if __name__ == "__main__":
+    write_pages()
     PAGE.write_text(filled(PAGE.read_text("utf-8")), "utf-8")

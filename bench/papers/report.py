@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from bench.papers.editions import EDITION, missed
 from bench.papers.runner import Reproduction, RowResult
 from bench.papers.table import Column, Measured
 from edge_runtime.machine import describe_device
@@ -22,6 +23,7 @@ def report(found: Reproduction) -> dict[str, Any]:
         "paper": found.table.paper,
         "tests": found.table.tests,
         "scale": found.scale,
+        "edition": EDITION,
         "setting": found.setting.note,
         "rates": list(found.setting.rates),
         "seeds": list(found.seeds),
@@ -81,7 +83,9 @@ def markdown(data: dict[str, Any], columns: Sequence[Column]) -> str:
 
 def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
     """Setting, table and verdicts."""
-    lines = [data["setting"], ""]
+    old = missed(data["table"], data.get("edition", 0))
+    lines = [f"**Run before a change:** {'; '.join(old)}.", ""] if old else []
+    lines += [data["setting"], ""]
     if data["rates"]:
         lines += [f"Rates tried for every row alike: {', '.join(data['rates'])}.", ""]
     lines += _table(data, columns)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from model_export.zoo.initial import he
 from model_export.zoo.width import channels
 
 # Channels of the convolutions of each of the five stages; a stage ends with a pooling that halves the image.
@@ -36,11 +37,7 @@ class VGG(nn.Module):
                 inputs, padding = outputs, 1
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(inputs, num_classes)
-        for module in self.features.modules():
-            if isinstance(module, nn.Conv2d):  # without batch norm the default is too small for this depth
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
+        he(self.features)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.flatten(self.features(x)))

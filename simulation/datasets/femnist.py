@@ -1,8 +1,9 @@
-"""Read FEMNIST: handwritten digits and letters of many writers (Caldas et al., "LEAF", 2018). Dark ink on white.
+"""Read FEMNIST: handwritten digits and letters of many writers (Caldas et al., "LEAF", 2018). The groups are the writers.
 
 LEAF writes folders `train` and `test` of .json files with `users` and `user_data`, whose pixels are brightness from 0
-to 1 in steps of 1/255: they become bytes again, exactly. Or one archive `femnist_leaf.npz` of bytes, with the writer's
-number of each sample (`w_train`). The groups are the writers.
+to 1 in steps of 1/255: they become bytes again, exactly. Or one archive `femnist_leaf.npz` of such bytes, with the
+writer's number of each sample (`w_train`). Paper is white in both, 255; a sample has ink instead, as MNIST does: 255 is
+ink, 0 is paper. Networks that begin near zero do not learn from inputs that are nearly all 1.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def read_femnist(folder: Path, progress: Progress) -> Dataset:
 def _read_archive(path: Path) -> Dataset:
     where = str(path)
     x, y, w, x_test, y_test = read_arrays(path, where, ["x_train", "y_train", "w_train", "x_test", "y_test"])
-    x, x_test = (check_images(images, (28, 28), where)[:, None] for images in (x, x_test))
+    x, x_test = (_ink(check_images(images, (28, 28), where)[:, None]) for images in (x, x_test))
     y, w, y_test = (as_labels(labels, where) for labels in (y, w, y_test))
     return Dataset("femnist", x, y, x_test, y_test, _CLASSES, w)
 
@@ -83,7 +84,11 @@ def _as_images(pixels: Any, where: str) -> Array:
     # Written so that nan is refused as well.
     if not (np.abs(brightness - whole) <= _ROUNDING).all() or whole.min() < 0 or whole.max() > 255:
         raise DataError(f"{where}: expected brightness from 0 to 1 in steps of 1/255, as LEAF writes it")
-    return whole.astype(np.uint8).reshape(-1, 1, 28, 28)
+    return _ink(whole.astype(np.uint8).reshape(-1, 1, 28, 28))
+
+
+def _ink(brightness: Array) -> Array:
+    return 255 - brightness
 
 
 def _as_numbers(labels: Any, where: str) -> Array:

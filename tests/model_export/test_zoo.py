@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import onnx
 import pytest
@@ -169,3 +170,14 @@ def test_a_name_like_no_other_gets_the_whole_list() -> None:
 def test_a_tier_backpropagates_through_at_least_one_step() -> None:
     with pytest.raises(InputError, match="at least 1"):
         Tier("recurrence", last_steps=0)
+
+
+@pytest.mark.parametrize(("name", "last"), [("femnist_cnn", "classifier"), ("vgg11", "classifier")])
+def test_networks_without_normalisation_begin_with_weights_of_he(name, last):
+    """Their deviation is √(2 / outputs per input), as He et al. have it; nothing is added at first."""
+    torch.manual_seed(0)
+    for layer, module in zoo_model(name).build().named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and layer != last:
+            fan_out = module.weight.shape[0] * math.prod(module.weight.shape[2:])
+            assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.1), layer
+            assert not module.bias.any()

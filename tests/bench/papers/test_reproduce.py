@@ -7,9 +7,11 @@ import re
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from bench.papers import TABLES
+from bench.papers.central import accuracy, train
+from bench.papers.editions import CHANGES, EDITION, missed
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
@@ -18,6 +20,8 @@ from bench.papers.runner import Workplace, reproduce
 from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
 from federation.errors import InputError
 from federation.job import plan_from
+from model_export.zoo import zoo_model
+from simulation.datasets import load_dataset
 from simulation.partitioners import make_partitioner
 from simulation.runs import Run
 
@@ -138,3 +142,22 @@ def test_every_short_result_is_on_the_page():
     stored = {file.stem.removeprefix("reproduce-") for file in RESULTS.glob("reproduce-*-short.json")}
     shown = {"-".join(found) for found in re.findall(r"<!-- results (\S+) (\S+) -->", PAGE.read_text("utf-8"))}
     assert stored and stored <= shown
+
+
+def test_a_result_of_an_earlier_edition_says_what_it_lacks(tmp_path):
+    found = report(reproduce(one_row_table(), "short", 1, Workplace(tmp_path)))
+    assert found["edition"] == EDITION and "Run before a change" not in markdown(found, ())
+    change = CHANGES[0]
+    for table in TABLES:
+        old = {**found, "table": table, "edition": 0}
+        assert (change.what in markdown(old, ())) == (table in change.tables)
+        assert missed(table, EDITION) == []
+    assert {name for change in CHANGES for name in change.tables} <= set(TABLES)
+
+
+def test_central_training_learns():
+    torch.manual_seed(0)
+    data, model = load_dataset("digits"), zoo_model("digits").build()
+    before = accuracy(data, model)
+    train(data, model, steps=100, batch=32, rate=0.05, momentum=0.9, seed=0)
+    assert accuracy(data, model) > 0.8 > 0.3 > before

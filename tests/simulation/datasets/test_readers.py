@@ -189,8 +189,8 @@ def test_femnist_as_leaf_writes_it(tmp_path: Path):
     write_leaf(tmp_path / "femnist" / "test", [{"f1": (every[3:4], [5]), "f3": (every[4:], [10])}])
     found = load_dataset("femnist", tmp_path)
     assert found.x_train.dtype == np.uint8 and found.x_train.shape == (3, 1, 28, 28) and found.num_classes == 62
-    assert np.array_equal(found.x_train.reshape(3, 784), every[:3])
-    assert np.array_equal(found.x_test.reshape(2, 784), every[3:])
+    assert np.array_equal(found.x_train.reshape(3, 784), 255 - every[:3])  # LEAF has brightness, a sample has ink
+    assert np.array_equal(found.x_test.reshape(2, 784), 255 - every[3:])
     assert (found.y_train.tolist(), found.y_test.tolist(), found.groups.tolist()) == ([0, 61, 7], [5, 10], [0, 0, 1])
 
 
@@ -224,10 +224,23 @@ def test_femnist_archive(tmp_path: Path):
     parts = {"x_train": x[:3], "y_train": np.array([1, 2, 61], np.uint8), "w_train": np.array([4, 4, 0], np.uint16)}
     np.savez_compressed(tmp_path / "femnist_leaf.npz", **parts, x_test=x[3:], y_test=np.array([9], np.uint8))
     found = load_dataset("femnist", tmp_path)
-    assert np.array_equal(found.x_train[:, 0], x[:3]) and found.groups.tolist() == [4, 4, 0]
+    assert np.array_equal(found.x_train[:, 0], 255 - x[:3]) and found.groups.tolist() == [4, 4, 0]
     np.savez_compressed(tmp_path / "femnist_leaf.npz", **parts)
     with pytest.raises(DataError, match="expected arrays named x_test, y_test, found w_train, x_train, y_train"):
         load_dataset("femnist", tmp_path)
+
+
+def test_a_letter_of_femnist_is_ink_on_nothing(tmp_path: Path):
+    paper = np.full((1, 28, 28), 255, np.uint8)
+    paper[:, 10:18, 13:15] = 0  # a stroke of black ink
+    parts = {"x_train": paper, "y_train": np.array([1]), "w_train": np.array([0]), "x_test": paper, "y_test": [1]}
+    np.savez_compressed(tmp_path / "femnist_leaf.npz", **parts)
+    write_leaf(tmp_path / "json" / "femnist" / "train", [{"f1": (paper.reshape(1, 784), [1])}])
+    write_leaf(tmp_path / "json" / "femnist" / "test", [{"f1": (paper.reshape(1, 784), [1])}])
+    for folder in (tmp_path, tmp_path / "json"):
+        found = load_dataset("femnist", folder)
+        assert found.x_train[0, 0, 10:18, 13:15].min() == 255 and int(found.x_train.sum()) == 16 * 255
+        assert np.array_equal(found.x_test, found.x_train)
 
 
 def write_reviews(folder: Path, texts: dict[str, str]) -> None:
@@ -353,6 +366,10 @@ def test_the_real_ones(name: str):
             assert found.x_train.std((0, 2, 3)) / 255 == pytest.approx([0.24703223, 0.24348513, 0.26158784], abs=1e-8)
         case "femnist":
             assert found.x_train.shape[1:] == (1, 28, 28) and set(found.y_train) == set(range(62))
+            assert found.x_train.mean() / 255 < 0.25  # most of a sheet is paper
+            if (place / "femnist_leaf.npz").is_file():
+                raw = np.load(place / "femnist_leaf.npz")["x_train"].mean()
+                assert found.x_train.mean() == pytest.approx(255 - raw, abs=1e-6)
         case "imdb":
             assert np.bincount(found.y_train).tolist() == np.bincount(found.y_test).tolist() == [12_500, 12_500]
             assert found.x_train.max() == 9_999
