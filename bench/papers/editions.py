@@ -1,4 +1,4 @@
-"""What was changed since tables were first run. A result of an earlier edition says on the page which changes it lacks."""
+"""What was changed since tables were first run: a result of an earlier edition says which changes it lacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Change:
 CHANGES = (
     Change(
         frozenset({"embracing-cases", "fedlama-femnist"}),
-        "FEMNIST had ink 0 on paper 1, and its network PyTorch's first weights; now ink is 1, and the first weights are "
-        "He's. Rows of FEMNIST are not valid any more",
+        "FEMNIST had ink 0 on paper 1, and its network PyTorch's first weights; now ink is 1, and the first weights "
+        "are He's. Rows of FEMNIST are not valid any more",
     ),
 )
 EDITION = len(CHANGES)

@@ -1,4 +1,4 @@
-"""Read FEMNIST: handwritten digits and letters of many writers (Caldas et al., "LEAF", 2018). The groups are the writers.
+"""Read FEMNIST: handwritten digits and letters (Caldas et al., "LEAF", 2018). The groups are the writers.
 
 LEAF writes folders `train` and `test` of .json files with `users` and `user_data`, whose pixels are brightness from 0
 to 1 in steps of 1/255: they become bytes again, exactly. Or one archive `femnist_leaf.npz` of such bytes, with the

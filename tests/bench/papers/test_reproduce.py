@@ -7,7 +7,9 @@ import re
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from bench.papers import TABLES
 from bench.papers.central import accuracy, train
