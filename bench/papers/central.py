@@ -29,7 +29,7 @@ def train(data: Dataset, model: nn.Module, steps: int, batch: int, rate: float, 
     for _, numbers in zip(range(steps), _batches(len(data.y_train), batch, seed)):
         loss = _loss(model(_inputs(data.x_train[numbers])), torch.from_numpy(data.y_train[numbers]))
         rule.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         rule.step()
 
 
