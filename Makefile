@@ -47,8 +47,8 @@ test-browser: $(READY) web ## the agent in a page: the same numbers as the Pytho
 web: $(NODE_READY) ## build the page at /join into coordinator/web (needs Node); a wheel built afterwards has it
 	cd browser && npm run build
 
-test-ray: $(RAY_READY) ## simulations whose devices are tasks of a local Ray: the same results
-	.venv-ray/$(SCRIPTS)/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py
+test-ray: $(RAY_READY) ## simulations on Ray, one node and two that share no folder: the same results
+	.venv-ray/$(SCRIPTS)/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py tests/simulation/test_ray_nodes.py
 
 test-arm64: $(ARM64)/.ready ## the same numbers on aarch64, under emulation: federation, a step of every model, an agent
 	$(ARM64)/bin/python -m pytest -n 2 -p no:cacheprovider tests/federation

@@ -8,7 +8,7 @@ the wire it gets as it lies in memory; only the header, which says what is known
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +39,8 @@ from federation.traffic import Traffic, traffic_of
 from federation.wire import CheckedUpdate, WireError, check_data
 from simulation.server import BEFORE, SeatTask
 
-HANDED_ON = "handed-on"  # folder of local models
+KEPT = "kept"  # in a run's folder: what devices keep, a folder for each
+HANDED_ON = "handed-on"  # ... and local models that another device goes on with
 
 
 class TrainGroup(Protocol):
@@ -61,6 +62,13 @@ class Share:
     hands_on: bool = False  # the next round goes on with these local models
     compares: bool = False  # these local models are compared with each other
     saved: int = 0  # the round with which the run would go on, if it ended now
+
+    def files(self, keeps: bool) -> list[str]:
+        """List what its devices go on with, below the run's folder; `keeps` says whether devices keep anything."""
+        seats = [seat for group in self.groups for seat in group]
+        inherited = (seat.task.exchange.inherit for seat in seats)
+        handed_on = [f"{HANDED_ON}/{inherit.task}" for inherit in inherited if inherit is not None]
+        return [*(f"{KEPT}/{seat.device}" for seat in seats if keeps), *handed_on]
 
     def encode(self) -> dict[str, Any]:
         """For JSON. A task that is the one before but for its seed is not written again."""
@@ -167,7 +175,7 @@ class Devices:
         if self.engine.keeps_state:
             self._keep(work, seat, contribution)
         if work.hands_on:
-            self._hand_on(work, seat, contribution)
+            self._hand_on(seat, contribution)
         frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
         own = traffic_of(sent, self._by_layer([frozen, *server.received]))
@@ -210,15 +218,12 @@ class Devices:
         return found
 
     def _kept(self, device: str) -> KeptFiles:
-        return KeptFiles(self.folder / "kept" / device, durable=False)
+        return KeptFiles(self.folder / KEPT / device, durable=False)
 
-    def _hand_on(self, work: Share, seat: SeatTask, contribution: Contribution) -> None:
-        """Keep a local model for the device that has this place next; those of earlier windows are removed."""
-        folder = self.folder / HANDED_ON
-        for old in folder.glob("*"):
-            if _round_of(old.name) not in (work.number, work.saved - 1):
-                old.unlink(missing_ok=True)
-        save_state(folder / seat.id, {MODEL: contribution.tracks[MODEL][1]}, {}, durable=False)
+    def _hand_on(self, seat: SeatTask, contribution: Contribution) -> None:
+        """Keep a local model for the device that has this place next."""
+        model = {MODEL: contribution.tracks[MODEL][1]}
+        save_state(self.folder / HANDED_ON / seat.id, model, {}, durable=False)
 
     def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
         vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
@@ -254,6 +259,13 @@ class _Vectors:
     def _gathered(self, name: str, region: Region) -> Vector:
         self.received.append(region)
         return region.gather(self._vectors[name])
+
+
+def forget_handed_on(folder: Path, besides: Collection[int]) -> None:
+    """Remove the local models of all rounds but some."""
+    for old in (folder / HANDED_ON).glob("*"):
+        if _round_of(old.name) not in besides:
+            old.unlink(missing_ok=True)
 
 
 def _round_of(task: str) -> int:

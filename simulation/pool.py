@@ -67,6 +67,10 @@ class WorkerSpec:
     shared: Mapping[str, ArraySpec] = field(default_factory=dict)  # read by all workers
     slot: Mapping[str, ArraySpec] = field(default_factory=dict)  # filled by one job
     preload: tuple[str, ...] = ()  # modules that processes have before they begin
+    # For workers that have no disk in common with this process:
+    reads: tuple[str, ...] = ()  # settings that name folders which workers only read
+    folder: str = ""  # the setting that names the folder with files that jobs read and write ...
+    keeps: tuple[str, ...] = ()  # ... in these folders below it; job["files"] are those that a job has to find there
 
     def build_work(self, shared: Arrays) -> Work:
         """Build the work in this process."""

@@ -26,7 +26,7 @@ from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.best_version import find_best, reason_to_stop
 from federation.decode import decode
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
 from federation.job import Plan, plan_to
 from federation.layout import MODEL
 from federation.manifest import Manifest
@@ -34,12 +34,13 @@ from federation.metrics import Score
 from federation.traffic import Link, Traffic, total_of
 from simulation.assignment import Assigner
 from simulation.datasets import Dataset
-from simulation.devices import Share
+from simulation.devices import HANDED_ON, KEPT, Share, forget_handed_on
 from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.own_rules import can_travel, own_rules
 from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
 from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
 from simulation.server import ServerState, SimulatedServer
+from simulation.svcca import FOLDER as SVCCA
 from simulation.svcca import compare_saved
 
 CHECKPOINT_SECONDS = 20.0
@@ -212,6 +213,9 @@ class Simulation:
             {"vectors": ArraySpec((len(vectors), size)), **shared},
             {"sums": ArraySpec((tracks, size), "int64")},
             ("simulation.stacked_trainer",) if self.options.engine == "torch" else (),
+            reads=("bundle",),
+            folder="folder",
+            keeps=(KEPT, HANDED_ON, SVCCA),
         )
         pool = self.options.pool(spec, self.options.workers)
         for name, array in arrays.items():
@@ -262,11 +266,15 @@ class Simulation:
             Share(number, facts, draws, groups, hands_on, compares, saved) for groups in self.assigner.assign(seats)
         ]
         sums, found = server.sums(seats), []
-        for answer, arrays in pool.map({"work": work.encode()} for work in works):
+        keeps = server.engine.keeps_state
+        for answer, arrays in pool.map({"work": work.encode(), "files": work.files(keeps)} for work in works):
             found.append(answer["done"])
             for row, (name, header) in enumerate(answer["totals"].items()):
                 sums.merge(name, Accumulator.load(self.manifest.space, header, arrays["sums"][row]))
+        if hands_on:
+            forget_handed_on(self.folder, (number, saved - 1))
         arrived = {slot for done in found for slot in done["arrived"]}
+        self._check_kept(number, [report for done in found for report in done["reports"]])
         server.close(seats, [seat for seat in seats if seat.slot in arrived], sums)
         reports = [report for done in found for report in done["reports"]]
         failures = [failure for done in found for failure in done["failures"]]
@@ -287,6 +295,15 @@ class Simulation:
             line.setdefault("per_layer", {})["svcca"] = compare_saved(self.folder)
         line["seconds"] = time.perf_counter() - began
         return line
+
+    def _check_kept(self, number: int, reports: Sequence[Mapping[str, Any]]) -> None:
+        """End a run in which devices lost what they had kept: a fleet may go on from less, a simulation may not."""
+        lost = sum(report["lost_state"] for report in reports)
+        if lost:
+            raise EmbraceError(
+                f"round {number + 1}: {lost} of {len(reports)} devices lost what they had kept, which changes the "
+                f"result: files are missing below {self.folder / KEPT}; begin again in another folder"
+            )
 
     def _due(self, every: int, number: int) -> bool:
         return bool(every) and ((number + 1) % every == 0 or number + 1 == self.plan.num_rounds)
