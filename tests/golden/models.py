@@ -27,6 +27,23 @@ def cnn(width: float = 1.0) -> nn.Module:
     )
 
 
+def depthwise() -> nn.Module:
+    """Depthwise convolutions: batch norm stays the operator that it is."""
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Sequential(nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False), nn.BatchNorm2d(CHANNELS), nn.ReLU6()),
+            body=nn.Sequential(
+                nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS, bias=False),
+                nn.BatchNorm2d(CHANNELS),
+                nn.ReLU6(),
+                nn.Conv2d(CHANNELS, 6, 1, bias=False),
+                nn.BatchNorm2d(6),
+            ),
+            head=nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)),
+        )
+    )
+
+
 def mlp() -> nn.Module:
     """Dense layers, and a number as the answer."""
     return nn.Sequential(

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, Task]] = {
     "cnn narrow": ("cnn", _task("stem@0.5")),
     "cnn ordered dropout": ("cnn", _task("stem|stem@0.5", steps=6)),
     "cnn input side": ("cnn", _task("..head")),
+    "depthwise strong": ("depthwise", _task("stem")),
     "mlp strong": ("mlp", _task("first", rate=0.1)),
     "mlp weak": ("mlp", _task("last", rate=0.1)),
     "text strong": ("text", _task("embedding")),

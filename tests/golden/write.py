@@ -1,4 +1,4 @@
-"""Write the golden vectors that the Python and the TypeScript suites read: python -m tests.golden.write [--bundles]"""
+"""Write the golden vectors of the Python and TypeScript suites: python -m tests.golden.write [--bundles [NAME…]]"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.golden import pure, rounds
 FOLDER = rounds.FOLDER
 MODELS: dict[str, dict[str, Any]] = {
     "cnn": {"input_shape": (1, 6, 6), "splits": ("stem", "head"), "widths": (0.5,)},
+    "depthwise": {"input_shape": (1, 6, 6), "splits": ("stem", "head")},
     "mlp": {"input_shape": (5,), "loss": "mse", "splits": ("first", "last")},
     "text": {
         "input_shape": (7,),
@@ -24,13 +26,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_bundles() -> None:
-    """Export the small models; needs PyTorch, and changes every file."""
+def write_bundles(names: Collection[str]) -> None:
+    """Export small models; needs PyTorch, and changes every file of theirs."""
     from federation.manifest import Loss
     from model_export.bundle import Choices, export_bundle
     from model_export.source import load_source
 
-    for name, about in MODELS.items():
+    for name in names:
+        about = MODELS[name]
         shutil.rmtree(FOLDER / name, ignore_errors=True)
         source = load_source(
             f"tests/golden/models.py:{name}",
@@ -45,8 +48,8 @@ def write_bundles() -> None:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    if "--bundles" in sys.argv[1:]:
-        write_bundles()
+    if sys.argv[1:2] == ["--bundles"]:
+        write_bundles(sys.argv[2:] or MODELS)
     with tempfile.TemporaryDirectory() as folder:
         found = {"pure.json": pure.everything(), "rounds.json": rounds.everything(Path(folder))}
     for name, content in found.items():

@@ -5,13 +5,12 @@
  * ModelProto.graph = 7, GraphProto.initializer = 5, TensorProto.external_data = 13, an entry's key = 1 and value = 2.
  */
 import type { Bytes } from "../federation/space.ts";
-import { fields, refuse, text } from "./protobuf.ts";
+import { delimited, fields, joined, refuse, text, written } from "./protobuf.ts";
 
 export const WEIGHTS_FILE = "weights.safetensors";
 const GRAPH = 7;
 const INITIALIZER = 5;
 const EXTERNAL_DATA = 13;
-const LENGTH_DELIMITED = 2;
 
 /** Write the graph again with every offset smaller by `origin`; the data may lie in [origin, origin + length) only. */
 export function moveExternalData(graph: Bytes, origin: number, length: number): Bytes {
@@ -48,25 +47,4 @@ function keyAndValue(entry: Bytes): [string, string] {
     if (number <= 2) found[number] = text(value);
   }
   return [found[1]!, found[2]!];
-}
-
-function written(field: number, content: string): Bytes {
-  return delimited(field, new TextEncoder().encode(content));
-}
-
-function delimited(field: number, content: Bytes): Bytes {
-  const head: number[] = [(field << 3) | LENGTH_DELIMITED];
-  let size = content.length;
-  for (; size >= 0x80; size = Math.floor(size / 0x80)) head.push((size % 0x80) | 0x80);
-  return joined([Uint8Array.from([...head, size]), content]);
-}
-
-function joined(parts: readonly Bytes[]): Bytes {
-  const found = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
-  let done = 0;
-  for (const part of parts) {
-    found.set(part, done);
-    done += part.length;
-  }
-  return found;
 }

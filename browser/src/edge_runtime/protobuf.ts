@@ -1,8 +1,9 @@
-/** The fields of a protobuf message. Every bound is checked, so a hostile file costs no more than its own size. */
+/** The fields of a protobuf message, read and written. Every bound is checked, so a hostile file costs no more than its own size. */
 import { EmbraceError } from "../federation/errors.ts";
 import type { Bytes } from "../federation/space.ts";
 
 const NO_MESSAGE = "it is no ONNX file, or a part of one";
+const LENGTH_DELIMITED = 2;
 const WIDTHS: Readonly<Record<number, number>> = { 1: 8, 5: 4 };
 
 /** A graph that does other things than training, or is none. */
@@ -66,4 +67,35 @@ export function text(value: number | Bytes): string {
     if (error instanceof UnsafeGraph) throw error;
     return refuse("a name that is no text");
   }
+}
+
+/** Write a field that is a number. */
+export function number(field: number, value: number): Bytes {
+  return Uint8Array.from([...digits(field * 8), ...digits(value)]);
+}
+
+/** Write a field that is a text. */
+export function written(field: number, content: string): Bytes {
+  return delimited(field, new TextEncoder().encode(content));
+}
+
+/** Write a field that is a message, or bytes. */
+export function delimited(field: number, content: Bytes): Bytes {
+  return joined([Uint8Array.from([...digits(field * 8 + LENGTH_DELIMITED), ...digits(content.length)]), content]);
+}
+
+export function joined(parts: readonly Bytes[]): Bytes {
+  const found = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
+  let done = 0;
+  for (const part of parts) {
+    found.set(part, done);
+    done += part.length;
+  }
+  return found;
+}
+
+function digits(value: number): number[] {
+  const found: number[] = [];
+  for (; value >= 0x80; value = Math.floor(value / 0x80)) found.push((value % 0x80) | 0x80);
+  return [...found, value];
 }

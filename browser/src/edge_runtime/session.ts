@@ -4,6 +4,7 @@ import type * as Ort from "onnxruntime-web/wasm";
 import { BundleError, messageOf, OutOfMemory } from "../federation/errors.ts";
 import type { Bytes } from "../federation/space.ts";
 import type { DType, Numbers } from "./data/arrays.ts";
+import { forGpu } from "./gpu_graph.ts";
 import { WEIGHTS_FILE } from "./graph_file.ts";
 import { runtime, type Provider } from "./runtime.ts";
 
@@ -16,7 +17,7 @@ export function inferenceSession(graph: Bytes, weights: Bytes): Promise<Session>
 
 /** Open a training graph, to be run exactly as it was written: its order decides how much is alive at once. */
 export function trainingSession(graph: Bytes, provider: Provider = "wasm"): Promise<Session> {
-  return open(graph, { graphOptimizationLevel: "disabled", executionProviders: [provider] });
+  return open(provider === "webgpu" ? forGpu(graph) : graph, { graphOptimizationLevel: "disabled", executionProviders: [provider] });
 }
 
 /** Make a tensor of numbers that are there. */
