@@ -15,25 +15,30 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from coordinator.api import pages
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.coordinator import Coordinator
 from coordinator.evaluation import EvaluationLimits
+from coordinator.lan import names_of_this_machine
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
-from coordinator.settings import LOOPBACK, Settings, is_exposed, without_secrets
+from coordinator.settings import AUTO, LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.blobs import DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.repository import Repository
 from edge_runtime.files import make_folder
 from edge_runtime.system import HERE
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
 from federation.round_sums import Reached
+
+if TYPE_CHECKING:
+    from coordinator.lan_certificate import LanCertificate
 
 log = logging.getLogger("embrace.server")
 HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a body
@@ -53,11 +58,16 @@ class Server:
         except OSError as error:
             raise InputError(f"cannot use {directory}: {error.strerror}") from None
         self.settings = settings
+        self._folder = directory / "tls"
+        self.lan = self.ensure_certificate() if settings.tls == AUTO else None
         repository = Repository(open_database(settings.database or sqlite_url(directory)))
         self.registry = Registry(repository, time.time)
         limits = EvaluationLimits(**_shared(settings, EvaluationLimits))
         self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits)
-        self.app = create_app(self.coordinator, self.registry, ClientLimits(**_shared(settings, ClientLimits)))
+        limits_of_clients = ClientLimits(**_shared(settings, ClientLimits))
+        self.app = create_app(self.coordinator, self.registry, limits_of_clients, settings.allow_origin)
+        if self.lan is not None:
+            pages.offer_authority(self.app, self.lan.authority)
 
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
@@ -71,11 +81,37 @@ class Server:
         listening(url)
         gc.freeze()  # what is there now stays: the collector need not look through it again and again
         with _quiet_signals():
-            _Uvicorn(config, self.settings.slow_client, self.coordinator.release).run(sockets=[bound])
+            hourly = self._renew(config) if self.lan else lambda: None
+            _Uvicorn(config, self.settings.slow_client, self.coordinator.release, hourly).run(sockets=[bound])
         log.info("ended")
+
+    def ensure_certificate(self) -> LanCertificate:
+        """Make or renew the certificate for the private network."""
+        try:
+            from coordinator.lan_certificate import ensure_certificate
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"--tls auto needs the package {error.name}: pip install 'embrace-fl[coordinator]', or give "
+                "--tls-certificate and --tls-key"
+            ) from None
+        return ensure_certificate(self._folder, names_of_this_machine(self.settings.host))
+
+    def _renew(self, config: uvicorn.Config) -> Callable[[], None]:
+        """Return what looks after the certificate: new connections get the newest, old ones go on."""
+
+        def renew() -> None:
+            try:
+                made = self.ensure_certificate()
+                assert config.ssl is not None
+                config.ssl.load_cert_chain(made.certificate)
+            except (EmbraceError, OSError) as error:
+                log.error("the certificate could not be renewed: %s", error)
+
+        return renew
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
+        certificate = settings.tls_certificate if self.lan is None else self.lan.certificate
         config = uvicorn.Config(
             self.app,
             http=_Protocol,
@@ -87,7 +123,7 @@ class Server:
             timeout_keep_alive=max(1, round(settings.slow_client)),
             backlog=1024,
             timeout_graceful_shutdown=LAST_REQUESTS,
-            ssl_certfile=settings.tls_certificate,
+            ssl_certfile=certificate,
             ssl_keyfile=settings.tls_key,
             server_header=False,
             proxy_headers=False,
@@ -95,7 +131,7 @@ class Server:
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise InputError(f"cannot use {settings.tls_certificate} with {settings.tls_key}: {error}") from None
+            raise InputError(f"cannot use {certificate} with {settings.tls_key}: {error}") from None
         return config
 
     def _listen(self) -> socket.socket:
@@ -114,8 +150,11 @@ class Server:
         return bound
 
     def _url(self, bound: socket.socket) -> str:
-        host = self.settings.host if self.settings.host in LOOPBACK else socket.getfqdn()
-        scheme = "http" if self.settings.tls_certificate is None else "https"
+        settings = self.settings
+        host = settings.host if settings.host in LOOPBACK else socket.getfqdn()
+        if self.lan is not None:
+            host = names_of_this_machine(settings.host).link
+        scheme = "http" if settings.tls_certificate is None and self.lan is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
@@ -150,8 +189,12 @@ class _Uvicorn(uvicorn.Server):
     request under way for too long: it says nothing, sends half of its headers, or goes on with a body that was refused.
     """
 
-    def __init__(self, config: uvicorn.Config, slow_client: float, release: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, slow_client: float, release: Callable[[], None], hourly: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._hourly = hourly
+        self._chores: asyncio.Future[None] | None = None
         self._slow_client = slow_client
         self._release = release
         self._idle: dict[Any, tuple[Any, float]] = {}  # connection -> its last request, since when there is none
@@ -159,6 +202,8 @@ class _Uvicorn(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
             self._close_idle(time.monotonic())
+        if counter % (3600 * TICKS) == TICKS:
+            self._chores = asyncio.ensure_future(asyncio.to_thread(self._hourly))
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

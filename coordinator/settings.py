@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.lan import EVERY_ADDRESS
 from federation.decode import decode
 from federation.errors import FieldError, InputError
 
@@ -19,6 +21,10 @@ else:
 FILE_NAME = "serve.toml"
 PREFIX = "EMBRACE_"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+AUTO = "auto"
+MOST_ORIGINS = 100
+_ORIGIN = re.compile(r"https?://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,11 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8470
+    tls: str | None = None  # auto: a certificate for the private network, made and renewed in the directory
     tls_certificate: str | None = None
     tls_key: str | None = None
     insecure: bool = False  # serve other machines without TLS
+    allow_origin: tuple[str, ...] = ()  # of pages elsewhere that may call this API
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
@@ -46,11 +54,22 @@ class Settings:
             raise FieldError("port", f"expected a number from 0 to 65535, got {self.port}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InputError("TLS needs both a certificate and a key: --tls-certificate FILE --tls-key FILE")
-        if self.host not in LOOPBACK and self.tls_certificate is None and not self.insecure:
-            raise InputError(
-                f"{self.host} is visible to other machines, and without TLS the tokens can be read on the way: "
-                "give --tls-certificate and --tls-key, or --insecure behind a proxy that has them"
+        if self.tls not in (None, AUTO):
+            raise FieldError(
+                "tls", f"expected auto, got {self.tls!r}; files are given with --tls-certificate and --tls-key"
             )
+        if self.tls is not None and self.tls_certificate is not None:
+            raise InputError("expected either --tls auto or --tls-certificate and --tls-key, got both")
+        if is_exposed(self) and not self.insecure:
+            raise InputError(
+                f"{self.host} is visible to other machines, and without TLS the tokens can be read on the way and "
+                "phones do not train: give --tls auto in a private network, --tls-certificate and --tls-key, or "
+                "--insecure behind a proxy that has them"
+            )
+        if len(self.allow_origin) > MOST_ORIGINS:
+            raise FieldError("allow_origin", f"expected at most {MOST_ORIGINS}, got {len(self.allow_origin)}")
+        for number, origin in enumerate(self.allow_origin):
+            _check_origin(number, origin)
         for name in (
             "requests_per_second",
             "concurrent_requests",
@@ -83,8 +102,11 @@ def load_settings(directory: Path, environment: Mapping[str, str], given: Mappin
         for field in fields(Settings)
         if (name := PREFIX + field.name.upper()) in environment
     } | {name: value for name, value in given.items() if value is not None}
+    everything = {**written, **told}
+    if everything.get("tls") == AUTO:  # which is for other machines
+        everything = {"host": EVERY_ADDRESS[0], **everything}
     try:
-        return decode(Settings, {**written, **told}, defaults=True)
+        return decode(Settings, everything, defaults=True)
     except FieldError as error:
         from_file = any(key in written and key not in told for key in error.path[:1])
         raise InputError(f"{file}: {error}") if from_file else error from None
@@ -93,6 +115,7 @@ def load_settings(directory: Path, environment: Mapping[str, str], given: Mappin
 _READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a number"),
     "float": (float, "a number"),
+    "tuple[str, ...]": (lambda text: tuple(text.split()), "words"),
     "bool": (lambda text: {"0": False, "1": True, "false": False, "true": True}[text.lower()], "true or false"),
 }
 
@@ -105,9 +128,20 @@ def _typed(name: str, kind: str, text: str) -> Any:
         raise InputError(f"{name}: expected {expected}, got {text!r}") from None
 
 
+def _check_origin(number: int, origin: str) -> None:
+    """Refuse what is not, letter by letter, what a browser says of a page: another would never be answered."""
+    usual = _USUAL_PORTS.get(origin.partition(":")[0], "")
+    if _ORIGIN.fullmatch(origin) is None or (usual and origin.endswith(usual)):
+        raise FieldError(
+            ("allow_origin", number),
+            "expected one origin as browsers write it, such as https://lab.example or http://192.168.1.7:8080 (lower "
+            f"case, no path, no usual port, no *), got {origin[:80]!r}",
+        )
+
+
 def is_exposed(settings: Settings) -> bool:
     """Whether other machines can reach it, and those between them and it can read along."""
-    return settings.host not in LOOPBACK and settings.tls_certificate is None
+    return settings.host not in LOOPBACK and settings.tls is None and settings.tls_certificate is None
 
 
 def without_secrets(settings: Settings) -> Settings:

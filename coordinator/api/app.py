@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Response
@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from coordinator.api import (
     admin_routes,
     benchmark_routes,
+    cors,
     device_routes,
     join_routes,
     live_routes,
@@ -40,8 +41,13 @@ TICK = 0.25  # seconds
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
-def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimits | None = None) -> FastAPI:
-    """Build the REST interface of a coordinator, which starts and stops with the application."""
+def create_app(
+    coordinator: Coordinator, registry: Registry, limits: ClientLimits | None = None, origins: Sequence[str] = ()
+) -> FastAPI:
+    """Build the REST interface of a coordinator, which starts and stops with the application.
+
+    Pages of other `origins` may call it.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -89,6 +95,7 @@ def create_app(coordinator: Coordinator, registry: Registry, limits: ClientLimit
     pages.install(app)
     _operations(app, coordinator, counts)
     app.add_middleware(Admission, limits=limits)
+    cors.install(app, origins)
     app.add_middleware(AccessLog, observe=counts.observe)  # added last: it sees everything
     openapi.install(app)
     return app

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, PlainTextResponse
 
 FOLDER = Path(__file__).resolve().parents[1] / "web"
 NOT_BUILT = "The page is not part of this installation: run `make web` in a clone (needs Node), or install a wheel.\n"
+AUTHORITY_PATH = "/authority.crt"
 COMPRESSED = ".gz"
 MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -80,6 +81,14 @@ def install(app: FastAPI, folder: Path = FOLDER) -> None:
         return _file(path, request, _FOR_EVER)
 
     app.include_router(router)
+
+
+def offer_authority(app: FastAPI, file: Path) -> None:
+    """Let phones fetch the certificate of the coordinator's own authority, under the name that they know to install."""
+
+    @app.get(AUTHORITY_PATH, include_in_schema=False)
+    def authority() -> Response:
+        return Response(file.read_bytes(), media_type="application/x-x509-ca-cert", headers=HEADERS)
 
 
 def _file(path: Path, request: Request, caching: str) -> Response:

@@ -13,17 +13,30 @@ from embrace.cli import show
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from coordinator.lan_certificate import LanCertificate
     from coordinator.server import Server
     from coordinator.settings import Settings
 
 
 def serve(
     data: Annotated[Path, typer.Option(help="The coordinator's directory: database, weights, bodies.")],
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1; with --tls auto every address]")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8470]")] = None,
+    tls: Annotated[
+        str | None,
+        typer.Option(help="auto: make a certificate for the private network, so that phones can join by the link."),
+    ] = None,
     tls_certificate: Annotated[str | None, typer.Option(help="PEM file.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="PEM file.")] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Serve other machines without TLS.")] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of a page elsewhere that may call this API, such as https://lab.example; repeatable."
+        ),
+    ] = None,
     database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
@@ -40,6 +53,8 @@ def serve(
 
     Example: embrace serve --data coordinator
 
+    Example: embrace serve --data coordinator --tls auto
+
     Example: embrace serve --data coordinator --backup coordinator.tar
     """
     from coordinator.server import Server
@@ -49,9 +64,11 @@ def serve(
     given = {
         "host": host,
         "port": port,
+        "tls": tls,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
         "insecure": insecure,
+        "allow_origin": tuple(allow_origin) if allow_origin else None,
         "database": database,
         "evaluation_data": evaluation_data,
         "log_level": log_level,
@@ -91,7 +108,7 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
     if is_exposed(server.settings):
         screen.print(
             f"warning: {server.settings.host} is visible to other machines and there is no TLS: the network between "
-            "can read the tokens",
+            "can read the tokens, and browsers other than this machine's do not train (--tls auto)",
             style="yellow",
         )
     file = data / "admin.token"
@@ -107,7 +124,24 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
         enrolment = server.registry.invite(devices, 7 * 86400)
         screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
         _show_link(screen, url, enrolment)
+    if server.lan is not None:
+        _explain_trust(screen, server.lan, url)
     screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False)
+
+
+def _explain_trust(screen: Console, lan: LanCertificate, url: str) -> None:
+    """Say how devices come to trust the coordinator's own authority."""
+    from coordinator.api.pages import AUTHORITY_PATH
+
+    new = "made now" if lan.is_new else "as before"
+    screen.print(
+        f"authority that devices have to trust, {new}: {lan.authority}\n"
+        f"  SHA-256 {lan.fingerprint}\n"
+        f"  agents: give a copy of it with --certificate\n"
+        f"  phones: accept the warning of the page, or install {url}{AUTHORITY_PATH} (docs/guides/browser.md)",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _show_link(screen: Console, url: str, enrolment: str) -> None:

@@ -39,9 +39,11 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
     given: dict[str, str] = {
         "host": "::1",
         "port": "8000",
+        "tls": "auto",
         "tls_certificate": "a.pem",
         "tls_key": "a.key",
         "insecure": "true",
+        "allow_origin": "https://lab.example http://192.168.1.7",
         "database": "sqlite:///x.db",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
@@ -53,9 +55,10 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "evaluation_seconds": "1.5",
         "log_level": "error",
     }
-    both = ("tls_certificate", "tls_key") if name.startswith("tls") else (name,)
+    both = ("tls_certificate", "tls_key") if name.startswith("tls_") else (name,)
     found = load_settings(tmp_path, {f"EMBRACE_{key.upper()}": given[key] for key in both}, {})
-    assert getattr(found, name) == type(getattr(found, name))(given[name])
+    value = getattr(found, name)
+    assert value == (tuple(given[name].split()) if isinstance(value, tuple) else type(value)(given[name]))
     assert getattr(found, name) != getattr(Settings(), name)
 
 
