@@ -97,7 +97,7 @@ def test_every_problem_is_explained() -> None:
 
 def test_every_setting_is_in_the_table() -> None:
     def shown(value: object) -> str:
-        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return "none" if value in (None, ()) else str(value).lower() if isinstance(value, bool) else str(value)
 
     expected = [[field.name, shown(field.default)] for field in fields(Settings)]
     assert [row[:2] for row in rows(OPERATIONS, "setting | default")] == expected
