@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TESTS ?= tests
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+SCREENSHOTS ?= build/screenshots# `make test-browser SCREENSHOTS=docs/images` makes those of the documentation anew
 RUNTIME ?= # stock: `make venv` takes the stock onnxruntime also where the one with both engines exists
 
 ROOMS := federation edge_runtime coordinator model_export bench simulation embrace
@@ -42,7 +43,7 @@ test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 test-browser: $(READY) web ## the agent in a page: the same numbers as the Python's, and real Chromium (needs Node)
 	cd browser && npm test
 	@test -n "$(CHROMIUM)" || { echo 'no Chromium found: make test-browser CHROMIUM=/path/to/chromium'; exit 1; }
-	cd browser && PYTHON=$(CURDIR)/$(BIN)/python CHROMIUM=$(CHROMIUM) npm run test:chromium
+	cd browser && PYTHON=$(CURDIR)/$(BIN)/python CHROMIUM=$(CHROMIUM) SCREENSHOTS=$(SCREENSHOTS) npm run test:chromium
 
 web: $(NODE_READY) ## build the page at /join into coordinator/web (needs Node); a wheel built afterwards has it
 	cd browser && npm run build

@@ -35,23 +35,36 @@ export interface DeviceRecord {
   readonly signer?: string; // of the bundles that this device trains
 }
 
+/** A round that this device helped with. */
+export interface DoneRound {
+  readonly job: string; // empty if it was sent after a reload
+  readonly round: number;
+  readonly loss: number | null;
+}
+
 export interface Storage {
   readonly device: Table<DeviceRecord>; // one, under SELF
   readonly data: Table<Dataset>; // one, under SELF
   readonly graphs: Table<Bytes>; // by sha256
+  readonly history: Table<readonly DoneRound[]>; // one, under SELF
   readonly kept: Table<Kept & { readonly job: string }>; // by task
   readonly uploads: Table<PendingUpload>; // by task
 }
 
 export const SELF = "self";
 const NAME = "embrace";
-const TABLES = ["device", "data", "graphs", "kept", "uploads"] as const;
+const VERSION = 2; // more with every new table
+const TABLES = ["device", "data", "graphs", "history", "kept", "uploads"] as const;
 
 /** Open the database of this page's origin. */
 export async function openStorage(): Promise<Storage> {
-  const opening = indexedDB.open(NAME, 1);
-  opening.onupgradeneeded = () => TABLES.forEach((table) => opening.result.createObjectStore(table));
+  const opening = indexedDB.open(NAME, VERSION);
+  opening.onupgradeneeded = () => {
+    const { result } = opening;
+    TABLES.filter((table) => !result.objectStoreNames.contains(table)).forEach((table) => result.createObjectStore(table));
+  };
   const database = await done(opening);
+  database.onversionchange = () => database.close(); // a newer page in another tab
   return Object.fromEntries(TABLES.map((table) => [table, new StoredTable(database, table)])) as unknown as Storage;
 }
 

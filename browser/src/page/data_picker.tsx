@@ -25,6 +25,7 @@ export function DataPicker({ manifest, picked }: Props) {
   const [wrong, setWrong] = useState("");
   const [photos, setPhotos] = useState<readonly Labelled[]>([]);
   const [camera, setCamera] = useState(false);
+  const [next, setNext] = useState(""); // class of the photos that come
   const takesPictures = tryTo(() => imageShape(manifest)) !== undefined && manifest.classCount !== undefined;
   const classes = manifest.classes ?? Array.from({ length: manifest.classCount ?? 0 }, (_, number) => String(number));
 
@@ -54,46 +55,56 @@ export function DataPicker({ manifest, picked }: Props) {
       return readArchive(new Uint8Array(await given!.arrayBuffer()), given!.name);
     });
 
-  const add = (content: Blob, name: string, className: string): void => {
-    const picture = { className, name, content };
+  const add = (content: Blob, name: string): void => {
+    const picture = { className: next, name, content };
     setPhotos((known) => [...known, { picture, address: URL.createObjectURL(content) }]);
   };
+  const shown = useRef(photos);
+  shown.current = photos;
+  useEffect(() => () => shown.current.forEach(({ address }) => URL.revokeObjectURL(address)), []);
 
   const label = (place: number, className: string): void =>
     setPhotos((known) => known.map((each, at) => (at === place ? { ...each, picture: { ...each.picture, className } } : each)));
 
+  const pictures = photos.map(({ picture }) => picture).filter(({ className }) => className);
   const use = (): Promise<void> => {
-    const pictures = photos.map(({ picture }) => picture).filter(({ className }) => className);
     return read("reading pictures", () => readPictures("your photos", classes, pictures, manifest));
   };
 
   return (
     <div>
-      <div class="row">
-        {takesPictures && <FileButton title="A folder of photos by class" folder files={folder} />}
+      <div class="ways">
+        {takesPictures && <FileButton title="A folder of photos" hint="with a sub-folder for each class" folder files={folder} />}
         {takesPictures && (
-          <FileButton title="Photos to label" accept="image/*" many files={(found) => found.forEach((each) => add(each, each.name, ""))} />
+          <FileButton title="Photos to label" hint="one by one, here" accept="image/*" many files={(found) => found.forEach((each) => add(each, each.name))} />
         )}
-        {takesPictures && <button onClick={() => setCamera(!camera)}>{camera ? "Close the camera" : "Camera"}</button>}
-        <FileButton title="A file: .npz or .csv" accept=".npz,.csv" files={file} />
+        {takesPictures && (
+          <button aria-expanded={camera} onClick={() => setCamera(!camera)}>
+            <b>{camera ? "Close the camera" : "Camera"}</b>
+            <small>take photos and label them</small>
+          </button>
+        )}
+        <FileButton title="A file" hint=".npz or .csv" accept=".npz,.csv" files={file} />
       </div>
-      {camera && <Camera classes={classes} taken={(content, className) => add(content, `photo ${photos.length + 1}`, className)} />}
+      {(camera || photos.length > 0) && (
+        <label class="field">
+          <span>Class of the next photo</span>
+          <Classes classes={classes} none="choose later" value={next} set={setNext} />
+        </label>
+      )}
+      {camera && <Camera taken={(content) => add(content, `photo ${photos.length + 1}`)} />}
       {photos.length > 0 && (
         <>
           <ul class="photos">
             {photos.map(({ picture, address }, place) => (
               <li key={address}>
                 <img src={address} alt={picture.name} />
-                <select aria-label={`Class of ${picture.name}`} value={picture.className} onChange={(event) => label(place, event.currentTarget.value)}>
-                  <option value="">leave out</option>
-                  {classes.map((each) => (
-                    <option key={each} value={each}>{each}</option>
-                  ))}
-                </select>
+                <Classes classes={classes} none="leave out" label={`Class of ${picture.name}`} value={picture.className} set={(each) => label(place, each)} />
               </li>
             ))}
           </ul>
-          <button onClick={() => void use()}>Use these photos</button>
+          <p class="quiet" role="status">{pictures.length} of {photos.length} photos have a class; the others are left out.</p>
+          <button disabled={pictures.length === 0} onClick={() => void use()}>Use these photos</button>
         </>
       )}
       <p class="quiet" role="status">{busy && `${busy} …`}</p>
@@ -104,20 +115,22 @@ export function DataPicker({ manifest, picked }: Props) {
 
 interface FileButtonProps {
   readonly title: string;
+  readonly hint: string;
   readonly files: (found: File[]) => unknown;
   readonly accept?: string;
   readonly many?: boolean;
   readonly folder?: boolean;
 }
 
-function FileButton({ title, files, accept, many, folder }: FileButtonProps) {
+function FileButton({ title, hint, files, accept, many, folder }: FileButtonProps) {
   const input = useRef<HTMLInputElement>(null);
   useEffect(() => {
     if (folder) input.current!.webkitdirectory = true;
   }, [folder]);
   return (
     <label class="button">
-      {title}
+      <b>{title}</b>
+      <small>{hint}</small>
       <input
         ref={input}
         class="hidden"
@@ -134,9 +147,27 @@ function FileButton({ title, files, accept, many, folder }: FileButtonProps) {
   );
 }
 
-function Camera({ classes, taken }: { readonly classes: readonly string[]; readonly taken: (content: Blob, className: string) => void }) {
+interface ClassesProps {
+  readonly classes: readonly string[];
+  readonly none: string; // what no class is called
+  readonly value: string;
+  readonly set: (className: string) => void;
+  readonly label?: string;
+}
+
+function Classes({ classes, none, value, set, label }: ClassesProps) {
+  return (
+    <select aria-label={label} value={value} onChange={(event) => set(event.currentTarget.value)}>
+      <option value="">{none}</option>
+      {classes.map((each) => (
+        <option key={each} value={each}>{each}</option>
+      ))}
+    </select>
+  );
+}
+
+function Camera({ taken }: { readonly taken: (content: Blob) => void }) {
   const video = useRef<HTMLVideoElement>(null);
-  const [className, setClassName] = useState(classes[0] ?? "");
   const [wrong, setWrong] = useState("");
   useEffect(() => {
     let stream: MediaStream | undefined;
@@ -159,20 +190,13 @@ function Camera({ classes, taken }: { readonly classes: readonly string[]; reado
     const { videoWidth, videoHeight } = video.current!;
     const canvas = new OffscreenCanvas(videoWidth, videoHeight);
     canvas.getContext("2d")!.drawImage(video.current!, 0, 0);
-    taken(await canvas.convertToBlob({ type: "image/png" }), className);
+    taken(await canvas.convertToBlob({ type: "image/png" }));
   };
   if (wrong) return <p class="wrong" role="alert">{wrong}</p>;
   return (
     <div>
       <video ref={video} muted playsInline aria-label="What the camera sees" />
-      <div class="row">
-        <select aria-label="Class of the next photo" value={className} onChange={(event) => setClassName(event.currentTarget.value)}>
-          {classes.map((each) => (
-            <option key={each}>{each}</option>
-          ))}
-        </select>
-        <button onClick={() => void take()}>Take a photo</button>
-      </div>
+      <button onClick={() => void take()}>Take a photo</button>
     </div>
   );
 }

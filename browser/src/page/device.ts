@@ -1,13 +1,15 @@
 /** This browser as a device: what it has, what it keeps, its worker, and when it pauses by itself. */
 import { DeviceClient, type OpenJob } from "../edge_runtime/client.ts";
 import type { Dataset } from "../edge_runtime/data/samples.ts";
-import { forgetEverything, openStorage, SELF, type DeviceRecord, type Storage } from "../edge_runtime/storage.ts";
+import { forgetEverything, openStorage, SELF, type DeviceRecord, type DoneRound, type Storage } from "../edge_runtime/storage.ts";
 import { messageOf } from "../federation/errors.ts";
 import type { Report } from "../federation/messages.ts";
 import type { FromWorker, Stop } from "./protocol.ts";
 
 const LOW_BATTERY = 0.3;
+const LOCK = "embrace agent";
 const MOST_EVENTS = 8;
+const MOST_ROUNDS = 1000; // that are remembered
 const FRESH_STARTS = 5; // in a row, without a task that was done
 
 interface Battery extends EventTarget {
@@ -33,10 +35,10 @@ export interface View {
   readonly trouble: string; // with the connection
   readonly task: (FromWorker & { kind: "began" }) | undefined;
   readonly progress: { readonly what: string; readonly done: number; readonly total: number } | undefined;
-  readonly reports: readonly Report[]; // since the page was opened
+  readonly last: Report | undefined; // since the page was opened
   readonly events: readonly string[];
   readonly threads: number;
-  readonly battery: number | undefined;
+  readonly battery: { readonly level: number; readonly charging: boolean } | undefined;
 }
 
 /** Bytes for training that are suggested: a quarter of the memory, as far as the browser says how much that is. */
@@ -51,14 +53,17 @@ export function suggestedThreads(): number {
 
 export class BrowserDevice {
   view: View = {
-    state: "off", why: "", trouble: "", task: undefined, progress: undefined, reports: [], events: [], threads: 1, battery: undefined,
+    state: "off", why: "", trouble: "", task: undefined, progress: undefined, last: undefined, events: [], threads: 1, battery: undefined,
   };
   record: DeviceRecord | undefined;
+  history: readonly DoneRound[] = []; // rounds that this device helped with
   data: Dataset | undefined;
   private worker: Worker | undefined;
   private lock: WakeLockSentinel | undefined;
   private battery: Battery | undefined;
   private freshStarts = 0;
+  private adjusting: Promise<void> = Promise.resolve(); // one after the other
+  private alone: Promise<boolean> | undefined;
   private ended: (() => void) | undefined;
 
   private constructor(
@@ -71,6 +76,7 @@ export class BrowserDevice {
     const device = new BrowserDevice(await openStorage(), changed);
     device.record = await device.storage.device.get(SELF);
     device.data = await device.storage.data.get(SELF);
+    device.history = (await device.storage.history.get(SELF)) ?? [];
     await device.watchSurroundings();
     if (device.record?.device !== undefined && (await device.isAlone())) void device.adjust();
     return device;
@@ -115,15 +121,18 @@ export class BrowserDevice {
   }
 
   /** End for good: this device is removed here and at the coordinator; `forget` removes the data here, too. */
-  async leave(forget: boolean): Promise<void> {
-    await this.stop(forget ? "the person asked to be forgotten" : "the person left");
-    if (this.record !== undefined) {
-      await new DeviceClient(location.origin, this.record.token, { patience: 5 }).leave().catch(() => {});
-    }
-    await forgetEverything(this.storage, forget ? [] : ["data", "graphs"]);
-    this.record = undefined;
-    if (forget) this.data = undefined;
-    this.show({ state: "off", why: "", task: undefined, progress: undefined, reports: [], events: [] });
+  leave(forget: boolean): Promise<void> {
+    return this.inTurn(async () => {
+      await this.stop(forget ? "the person asked to be forgotten" : "the person left");
+      if (this.record !== undefined) {
+        await new DeviceClient(location.origin, this.record.token, { patience: 5 }).leave().catch(() => {});
+      }
+      await forgetEverything(this.storage, forget ? [] : ["data", "graphs"]);
+      this.record = undefined;
+      this.history = [];
+      if (forget) this.data = undefined;
+      this.show({ state: "off", why: "", trouble: "", task: undefined, progress: undefined, last: undefined, events: [] });
+    });
   }
 
   private async keep(some: Partial<DeviceRecord>): Promise<void> {
@@ -131,8 +140,17 @@ export class BrowserDevice {
     await this.storage.device.put(SELF, this.record);
   }
 
-  /** Start, stop or go on as the person and the surroundings want it. */
-  private async adjust(): Promise<void> {
+  /** Do something once what was begun before is done: stopping takes a while, and much may change meanwhile. */
+  private inTurn(act: () => Promise<void>): Promise<void> {
+    return (this.adjusting = this.adjusting.then(act, act));
+  }
+
+  private adjust(): Promise<void> {
+    return this.inTurn(() => this.adjustNow());
+  }
+
+  /** Start, stop or go on as the person and the surroundings want it now. */
+  private async adjustNow(): Promise<void> {
     if (!this.joined || this.view.state === "refused" || this.view.state === "elsewhere") return;
     const why = this.record!.running ? this.reasonToPause() : "you paused it";
     if (why) {
@@ -154,7 +172,7 @@ export class BrowserDevice {
 
   private start(): void {
     this.show({ state: "starting", why: "", progress: undefined });
-    this.worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: "embrace agent" });
+    this.worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module", name: LOCK });
     this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.hear(data);
     this.worker.onerror = (event) => this.hear({ kind: "ended", how: "broken", message: event.message || "the worker could not start" });
     void this.keepAwake();
@@ -191,7 +209,8 @@ export class BrowserDevice {
         return this.show({ progress: message, state: message.what === "train" && message.done === message.total ? "sending" : "training" });
       case "sent":
         this.freshStarts = 0;
-        return this.show({ state: "waiting", why: "", progress: undefined, reports: [...this.view.reports, message.report] });
+        void this.remember({ job: message.job, round: message.report.round, loss: message.report.loss });
+        return this.show({ state: "waiting", why: "", trouble: "", progress: undefined, last: message.report });
       case "note":
         return this.note(message.text);
       case "failed":
@@ -212,6 +231,11 @@ export class BrowserDevice {
       return this.show({ state: "paused", why: message || "training does not fit the memory that you allow" });
     }
     setTimeout(() => void this.adjust(), how === "broken" ? 1000 * 2 ** this.freshStarts : 0); // with a fresh runtime
+  }
+
+  private async remember(round: DoneRound): Promise<void> {
+    this.history = [...this.history, round].slice(-MOST_ROUNDS);
+    await this.storage.history.put(SELF, this.history);
   }
 
   private note(event: string): void {
@@ -244,21 +268,25 @@ export class BrowserDevice {
     } catch {
       return; // not every page may ask
     }
-    const level = (): void => (this.show({ battery: this.battery?.level }), adjust());
-    for (const event of ["levelchange", "chargingchange"]) this.battery?.addEventListener(event, level);
-    this.view = { ...this.view, battery: this.battery?.level };
+    const { battery } = this;
+    if (battery === undefined) return;
+    const look = (): void => this.show({ battery: { level: battery.level, charging: battery.charging } });
+    for (const event of ["levelchange", "chargingchange"]) battery.addEventListener(event, () => (look(), adjust()));
+    look();
   }
 
-  /** One tab at a time is this device; the lock is held until the tab is closed. */
+  /** One tab at a time is this device; the lock is held until the tab is closed. Another tab then takes over. */
   private isAlone(): Promise<boolean> {
-    return new Promise((resolve, reject) => {
+    return (this.alone ??= new Promise((resolve, reject) => {
       navigator.locks
-        .request("embrace agent", { ifAvailable: true }, (lock) => {
+        .request(LOCK, { ifAvailable: true }, (lock) => {
           resolve(lock !== null);
-          if (lock === null) this.show({ state: "elsewhere" });
-          return lock === null ? undefined : new Promise(() => {});
+          if (lock !== null) return new Promise<void>(() => {});
+          this.show({ state: "elsewhere" });
+          void navigator.locks.request(LOCK, () => location.reload());
+          return undefined;
         })
         .catch((error: unknown) => reject(new Error(messageOf(error))));
-    });
+    }));
   }
 }

@@ -14,6 +14,7 @@ export type FromWorker =
   | {
       readonly kind: "began";
       readonly task: string;
+      readonly job: string;
       readonly model: string;
       readonly boundary: string;
       readonly layers: number; // of which
@@ -21,7 +22,7 @@ export type FromWorker =
       readonly round: number;
     }
   | { readonly kind: "progress"; readonly what: string; readonly done: number; readonly total: number }
-  | { readonly kind: "sent"; readonly report: Report }
+  | { readonly kind: "sent"; readonly job: string; readonly report: Report }
   | { readonly kind: "note"; readonly text: string }
   | { readonly kind: "failed"; readonly reason: string; readonly message: string }
   | { readonly kind: "ended"; readonly how: "stopped" | "refused" | "fresh" | "broken"; readonly message: string };

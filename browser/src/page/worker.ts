@@ -15,6 +15,7 @@ declare const self: DedicatedWorkerGlobalScope;
 const stopping = new AbortController();
 const tell = (message: FromWorker): void => self.postMessage(message);
 let holding: string | undefined; // the task that is being worked on
+let job = ""; // of that, or of the last one
 
 self.onmessage = ({ data }: MessageEvent<Stop>) => stopping.abort(data.reason);
 
@@ -42,14 +43,15 @@ async function main(): Promise<void> {
       waiting: (why) => tell({ kind: "waiting", why }),
       began(offer, task, manifest) {
         holding = offer.id;
+        job = offer.job;
         const { boundary, firstLayer, endLayer } = coverage(manifest, task.boundary);
         const layers = manifest.layers.length;
-        tell({ kind: "began", task: offer.id, model: manifest.name, boundary: boundary.name, layers, trained: endLayer - firstLayer, round: task.round });
+        tell({ kind: "began", task: offer.id, job, model: manifest.name, boundary: boundary.name, layers, trained: endLayer - firstLayer, round: task.round });
       },
       progress: (what, done, total) => tell({ kind: "progress", what, done, total }),
       sent(report) {
         holding = undefined;
-        tell({ kind: "sent", report });
+        tell({ kind: "sent", job, report });
       },
       note: (text) => tell({ kind: "note", text }),
       failed(reason, message) {

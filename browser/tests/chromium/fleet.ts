@@ -1,7 +1,6 @@
 /** A real coordinator, real Python agents and a real browser for tests. */
 import { execFileSync, spawn, type ChildProcess } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -12,7 +11,14 @@ import { chromium, type Browser, type BrowserContext, type Page } from "playwrig
 const ROOT = fileURLToPath(new URL("../../..", import.meta.url));
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
 export const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
-const FLAGS = ["--no-sandbox", "--disable-gpu", "--use-fake-device-for-media-stream"]; // a camera that shows a test picture
+export const FLAGS = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--use-fake-device-for-media-stream", // a camera that shows a test picture
+  "--host-resolver-rules=MAP lab.test 127.0.0.1", // a name that is not this machine's own
+];
+const PICTURES = join(ROOT, process.env.SCREENSHOTS || "build/screenshots"); // of the documentation
+export const PHONE = { width: 390, height: 844 };
 const PATIENCE = 240_000; // milliseconds until something that should happen is given up
 
 /** Look until it is so. */
@@ -29,8 +35,11 @@ export async function until<T>(look: () => T | Promise<T>, why: () => string = (
 /** Everything of one test: processes and files that end with it. */
 export class Workshop {
   readonly folder = mkdtempSync(join(tmpdir(), "embrace-browser-"));
+  readonly problems: string[] = []; // that pages reported: errors, and what their policy forbade
+  readonly requests: string[] = [];
+  readonly origins = new Set<string>(); // of coordinators
   private readonly processes: ChildProcess[] = [];
-  private browser: Browser | undefined;
+  private readonly browsers: Browser[] = [];
 
   run(name: string, ...args: string[]): ChildProcess & { told: () => string } {
     const child = spawn(PYTHON, ["-m", "embrace", ...args], { cwd: ROOT, env: { ...process.env, COLUMNS: "300" } });
@@ -40,13 +49,33 @@ export class Workshop {
     return Object.assign(child, { told: () => `${name}: ${text}` });
   }
 
+  /** Open a browser's own storage; everything that its pages ask for and complain about is noted. */
   async open(flags: readonly string[] = FLAGS): Promise<BrowserContext> {
-    this.browser ??= await chromium.launch({ executablePath: CHROMIUM, args: [...flags] });
-    return this.browser.newContext({ viewport: { width: 390, height: 844 }, acceptDownloads: false, permissions: ["camera"] });
+    const browser = await chromium.launch({ executablePath: CHROMIUM, args: [...flags] });
+    this.browsers.push(browser);
+    const context = await browser.newContext({ viewport: PHONE, acceptDownloads: false, permissions: ["camera"] });
+    context.on("request", (request) => this.requests.push(request.url()));
+    context.on("weberror", (error) => this.problems.push(String(error.error())));
+    context.on("console", (message) => message.type() === "error" && this.problems.push(message.text()));
+    await context.exposeFunction("policyViolated", (what: string) => this.problems.push(what));
+    await context.addInitScript(() => {
+      const tell = (event: SecurityPolicyViolationEvent): void =>
+        (globalThis as unknown as { policyViolated(what: string): void }).policyViolated(`policy: ${event.violatedDirective} ${event.blockedURI}`);
+      document.addEventListener("securitypolicyviolation", tell);
+    });
+    return context;
+  }
+
+  /** Fail if a page asked another origin for anything, or reported an error; outages that a test made are none. */
+  check(): void {
+    const strange = this.requests.filter((url) => !url.startsWith("blob:") && !this.origins.has(new URL(url).origin));
+    if (strange.length > 0) throw new Error(`requests to other origins: ${strange.join(" ")}`);
+    const problems = this.problems.filter((each) => !/ERR_CONNECTION|Failed to load resource/.test(each));
+    if (problems.length > 0) throw new Error(`a page reported: ${problems.join("\n")}`);
   }
 
   async close(): Promise<void> {
-    await this.browser?.close();
+    for (const browser of this.browsers) await browser.close();
     await Promise.all(this.processes.map((child) => stopped(child)));
     rmSync(this.folder, { recursive: true, force: true });
   }
@@ -66,28 +95,31 @@ export class Coordinator {
   url = "";
   enrolment = "";
   process!: ReturnType<Workshop["run"]>;
+  private port = 0; // a free one, and from then on the same
 
   private constructor(
     private readonly workshop: Workshop,
     readonly folder: string,
-    private readonly port: number,
+    private readonly options: readonly string[],
   ) {}
 
-  static async start(workshop: Workshop, name: string): Promise<Coordinator> {
-    const made = new Coordinator(workshop, join(workshop.folder, name), await freePort());
+  static async start(workshop: Workshop, name: string, ...options: string[]): Promise<Coordinator> {
+    const made = new Coordinator(workshop, join(workshop.folder, name), options);
     await made.serve();
     return made;
   }
 
   /** Begin, or begin again after `stopped`, at the same address. */
   async serve(): Promise<void> {
-    const child = this.workshop.run("serve", "serve", "--data", this.folder, "--port", String(this.port));
+    const child = this.workshop.run("serve", "serve", "--data", this.folder, "--port", String(this.port), ...this.options);
     this.process = child;
     await until(() => {
       if (child.exitCode !== null) throw new Error(child.told());
       return child.told().includes("startup complete");
     }, child.told);
     this.url = /coordinator: (\S+)/.exec(child.told())![1]!;
+    this.port = Number(new URL(this.url).port);
+    this.workshop.origins.add(this.url);
     this.enrolment = /embrace_enrol_[\w-]+/.exec(child.told())![0];
   }
 
@@ -104,10 +136,11 @@ export class Coordinator {
   }
 
   /** Send a bundle and start a job; returns its id. */
-  async job(toml: string): Promise<string> {
+  async job(toml: string, ...options: string[]): Promise<string> {
     const file = join(this.folder, "job.toml");
     writeFileSync(file, toml);
-    const child = this.workshop.run("job", "job", "create", file, "--server", this.url, "--token", `@${this.folder}/admin.token`, "--json");
+    const about = ["--server", this.url, "--token", `@${this.folder}/admin.token`, "--json", ...options];
+    const child = this.workshop.run("job", "job", "create", file, ...about);
     await until(() => child.exitCode !== null, child.told);
     if (child.exitCode !== 0) throw new Error(child.told());
     return /"id": ?"([0-9a-f]+)"/.exec(child.told())![1]!;
@@ -137,16 +170,39 @@ export class Coordinator {
 /** Open the link, pick data, and press Join. */
 export async function joinWith(page: Page, link: string, data: string, name: string, picker = "A file"): Promise<void> {
   await page.goto(link);
-  await page.setInputFiles(`label:has-text("${picker}") input`, data);
-  await page.getByText("samples of").first().waitFor();
+  await pick(page, data, picker);
   await page.getByLabel("Name of this device").fill(name);
   await page.getByRole("button", { name: "Join" }).click();
+}
+
+/** Pick data that is good. */
+export async function pick(page: Page, data: string, picker = "A file"): Promise<void> {
+  await page.setInputFiles(`label:has-text("${picker}") input`, data);
+  await page.getByText("samples of").first().waitFor();
+}
+
+/** Wait until the page is in the middle of a round's training. */
+export async function inTheMiddle(page: Page): Promise<void> {
+  const atWork = (): boolean => {
+    const bar = document.querySelector("progress");
+    return bar !== null && bar.value > 0 && bar.value < bar.max;
+  };
+  await page.waitForFunction(atWork, undefined, { timeout: PATIENCE });
 }
 
 /** How many rounds the page says it has helped with. */
 export async function helped(page: Page): Promise<number> {
   const shown = page.getByTestId("rounds");
   return (await shown.count()) > 0 ? Number(await shown.textContent()) : 0;
+}
+
+/** Make a picture of the whole page for the documentation, with few colours so that it is small. */
+export async function picture(page: Page, name: string): Promise<void> {
+  mkdirSync(PICTURES, { recursive: true });
+  const file = join(PICTURES, name);
+  await page.screenshot({ path: file, fullPage: true });
+  const program = "import sys; from PIL import Image; Image.open(sys.argv[1]).convert('RGB').quantize(64).save(sys.argv[1], optimize=True)";
+  execFileSync(PYTHON, ["-c", program, file]);
 }
 
 /** Write digits-like samples as numpy's savez would. */
@@ -156,6 +212,27 @@ export function writeSamples(folder: string, name: string, count: number, salt: 
   const y = BigInt64Array.from({ length: count }, (_, i) => BigInt((i * 7 + salt) % 10));
   const file = join(folder, name);
   writeFileSync(file, zipSync({ "x.npy": npy("|u1", [count, 1, 8, 8], x), "y.npy": npy("<i8", [count], y) }, { level: 0 }));
+  return file;
+}
+
+/** Write real digits, a hundred of them, as numpy's savez would. */
+export function writeDigits(folder: string): string {
+  const file = join(folder, "my digits.npz");
+  const program = `
+import sys, numpy as np
+found = np.load(sys.argv[1])
+np.savez(sys.argv[2], x=(found["x"][:100, None] / 16).astype(np.float32), y=found["y"][:100].astype(np.int64))
+`;
+  execFileSync(PYTHON, ["-c", program, join(ROOT, "simulation/datasets/digits.npz"), file]);
+  return file;
+}
+
+/** Write digits-like samples as a table: a label, then 64 numbers. */
+export function writeTable(folder: string): string {
+  const pixels = (line: number): number[] => Array.from({ length: 64 }, (_, at) => ((line * 31 + at * 7919) % 17) / 16);
+  const lines = Array.from({ length: 30 }, (_, line) => [(line * 7) % 10, ...pixels(line)].join(","));
+  const file = join(folder, "table.csv");
+  writeFileSync(file, [["label", ...pixels(0).map((_, at) => `p${at}`)].join(","), ...lines, ""].join("\n"));
   return file;
 }
 
@@ -184,17 +261,27 @@ function npy(descr: string, shape: number[], data: ArrayBufferView): Uint8Array 
   return found;
 }
 
-function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, "127.0.0.1", () => {
-      const { port } = server.address() as { port: number };
-      server.close(() => resolve(port));
-    });
-  });
-}
-
 export function bundlePath(): string {
   return join(ROOT, "embrace/demo/digits/model");
+}
+
+/** A job on the digits of the demo. */
+export function digitsJob({ rounds = 1000, count = 1, steps = 6, more = "" } = {}): string {
+  return `
+bundle = "${bundlePath()}"
+name = "handwritten digits"
+num_rounds = ${rounds}
+seed = 3
+${more}
+[participate]
+count = ${count}
+min_available = ${count}
+quorum = 1.0
+[local]
+steps = ${steps}
+batch = 8
+rate = "0.02"
+`;
 }
 
 if (!existsSync(join(ROOT, "coordinator/web/join.html"))) throw new Error("the page is not built: make web");
