@@ -32,22 +32,28 @@ class Names:
     link: str  # the one for links
 
 
-def names_of_this_machine(host: str) -> Names:
-    """Collect them for a server that listens on `host`; that has to be no address of the internet."""
+def names_of_this_machine(host: str, public: str | None = None) -> Names:
+    """Collect them for a server that listens on `host`, and that clients call `public` if that is given.
+
+    Neither may be an address of the internet.
+    """
     full, lan = socket.getfqdn().lower(), lan_addresses()
     short = socket.gethostname().lower().partition(".")[0]
     hosts = ["localhost", short, f"{short}.local", full]
     addresses = ["127.0.0.1", "::1", *lan]
-    link = next(iter(lan), full)
-    if host not in EVERY_ADDRESS:
-        link = host.lower()
-        (addresses if _is_address(host) else hosts).append(link)
+    link = next((each for each in lan if (":" in each) == (":" in host)), full)
+    for given in (host, public):
+        if given is None or given in EVERY_ADDRESS:
+            continue
+        link = given.lower()
+        (addresses if _is_address(given) else hosts).append(link)
+    for address in addresses:
+        if not is_private(address):
+            raise InputError(
+                f"--tls auto makes certificates for private networks, and {address} is an address of the internet: "
+                "get a certificate of a public authority, and give --tls-certificate and --tls-key"
+            )
     good = [name for name in hosts if _HOST_NAME.fullmatch(name) and len(name) <= 253 and not name.endswith(".arpa")]
-    if _is_address(host) and host not in EVERY_ADDRESS and not is_private(host):
-        raise InputError(
-            f"--tls auto makes certificates for private networks, and {host} is an address of the internet: "
-            "get a certificate of a public authority, and give --tls-certificate and --tls-key"
-        )
     return Names(tuple(dict.fromkeys(good)), tuple(dict.fromkeys(addresses)), link)
 
 

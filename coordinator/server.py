@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -25,7 +26,7 @@ from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
 from coordinator.coordinator import Coordinator
 from coordinator.evaluation import EvaluationLimits
-from coordinator.lan import names_of_this_machine
+from coordinator.lan import Names, names_of_this_machine
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.settings import AUTO, LOOPBACK, Settings, is_exposed, without_secrets
@@ -94,7 +95,11 @@ class Server:
                 f"--tls auto needs the package {error.name}: pip install 'embrace-fl[coordinator]', or give "
                 "--tls-certificate and --tls-key"
             ) from None
-        return ensure_certificate(self._folder, names_of_this_machine(self.settings.host))
+        return ensure_certificate(self._folder, self._names())
+
+    def _names(self) -> Names:
+        public = urlsplit(self.settings.public_url).hostname if self.settings.public_url else None
+        return names_of_this_machine(self.settings.host, public)
 
     def _renew(self, config: uvicorn.Config) -> Callable[[], None]:
         """Return what looks after the certificate: new connections get the newest, old ones go on."""
@@ -151,9 +156,11 @@ class Server:
 
     def _url(self, bound: socket.socket) -> str:
         settings = self.settings
+        if settings.public_url is not None:
+            return settings.public_url
         host = settings.host if settings.host in LOOPBACK else socket.getfqdn()
         if self.lan is not None:
-            host = names_of_this_machine(settings.host).link
+            host = self._names().link
         scheme = "http" if settings.tls_certificate is None and self.lan is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 

@@ -33,6 +33,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8470
+    public_url: str | None = None  # under which devices reach it, if that is another: a proxy's, a container's host
     tls: str | None = None  # auto: a certificate for the private network, made and renewed in the directory
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -69,7 +70,9 @@ class Settings:
         if len(self.allow_origin) > MOST_ORIGINS:
             raise FieldError("allow_origin", f"expected at most {MOST_ORIGINS}, got {len(self.allow_origin)}")
         for number, origin in enumerate(self.allow_origin):
-            _check_origin(number, origin)
+            _check_origin(("allow_origin", number), origin)
+        if self.public_url is not None:
+            _check_origin(("public_url",), self.public_url)
         for name in (
             "requests_per_second",
             "concurrent_requests",
@@ -128,12 +131,12 @@ def _typed(name: str, kind: str, text: str) -> Any:
         raise InputError(f"{name}: expected {expected}, got {text!r}") from None
 
 
-def _check_origin(number: int, origin: str) -> None:
+def _check_origin(path: tuple[str | int, ...], origin: str) -> None:
     """Refuse what is not, letter by letter, what a browser says of a page: another would never be answered."""
     usual = _USUAL_PORTS.get(origin.partition(":")[0], "")
     if _ORIGIN.fullmatch(origin) is None or (usual and origin.endswith(usual)):
         raise FieldError(
-            ("allow_origin", number),
+            path,
             "expected one origin as browsers write it, such as https://lab.example or http://192.168.1.7:8080 (lower "
             f"case, no path, no usual port, no *), got {origin[:80]!r}",
         )

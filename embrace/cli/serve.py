@@ -24,6 +24,10 @@ def serve(
         str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1; with --tls auto every address]")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8470]")] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(help="Address under which devices reach it, if that is another: https://fleet.example."),
+    ] = None,
     tls: Annotated[
         str | None,
         typer.Option(help="auto: make a certificate for the private network, so that phones can join by the link."),
@@ -64,6 +68,7 @@ def serve(
     given = {
         "host": host,
         "port": port,
+        "public_url": public_url,
         "tls": tls,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
@@ -145,9 +150,12 @@ def _explain_trust(screen: Console, lan: LanCertificate, url: str) -> None:
 
 
 def _show_link(screen: Console, url: str, enrolment: str) -> None:
-    """Print the link for browsers; on a terminal also as a QR code."""
+    """Print the link for browsers; on a terminal also as a QR code, if a phone that scans it can train."""
     from embrace.join_link import describe_link, join_link, qr_code
 
     screen.print(describe_link(url, enrolment), markup=False, soft_wrap=True)
-    if screen.is_terminal and (code := qr_code(join_link(url, enrolment))):
+    if not url.startswith("https:"):
+        hint = "  on this machine only; phones need https: --tls auto in a private network, --public-url behind a proxy"
+        screen.print(hint, markup=False, soft_wrap=True)
+    elif screen.is_terminal and (code := qr_code(join_link(url, enrolment))):
         screen.print(code, markup=False, highlight=False)

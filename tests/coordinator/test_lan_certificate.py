@@ -129,6 +129,9 @@ def test_the_names_of_this_machine() -> None:
     assert "localhost" in names.hosts and {"127.0.0.1", "::1"} <= set(names.addresses)
     assert set(lan_addresses()) <= set(names.addresses) and all(map(is_private, names.addresses))
     assert names_of_this_machine("192.168.1.2").link == "192.168.1.2"
+    inside = names_of_this_machine("0.0.0.0", "192.168.1.7")  # in a container, whose machine has this address
+    assert inside.link == "192.168.1.7" and "192.168.1.7" in inside.addresses
+    assert names_of_this_machine("0.0.0.0", "fleet.example").hosts[-1] == "fleet.example"
     assert "gpu.lab.example" in names_of_this_machine("GPU.lab.example").hosts
     assert not is_private("8.8.8.8") and not is_private("2001:4860:4860::8888") and is_private("fd00::2")
     with pytest.raises(InputError, match=r"8\.8\.8\.8 is an address of the internet"):
@@ -146,6 +149,7 @@ def test_tls_auto_is_for_other_machines(tmp_path: Path) -> None:
     [
         ({"tls": "on"}, "tls: expected auto, got 'on'"),
         ({"tls": "auto", "tls_certificate": "a", "tls_key": "b"}, "expected either --tls auto or"),
+        ({"public_url": "https://fleet.example/path"}, "public_url: expected one origin"),
         ({"host": "0.0.0.0"}, "phones do not train: give --tls auto"),
     ],
 )

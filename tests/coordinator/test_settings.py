@@ -39,6 +39,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
     given: dict[str, str] = {
         "host": "::1",
         "port": "8000",
+        "public_url": "https://fleet.example",
         "tls": "auto",
         "tls_certificate": "a.pem",
         "tls_key": "a.key",

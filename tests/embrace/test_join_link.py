@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from embrace.join_link import describe_link, join_link, qr_code
 from tests.live_server import live_server
+from tests.stock_python import ROOT
 
 LINK = "https://coordinator.example:8470/join#embrace_enrol_Zw9"
 
@@ -22,7 +24,20 @@ def test_a_coordinator_prints_a_link_that_it_serves(tmp_path: Path) -> None:
         answer = httpx.get(join_link(*found.groups()))
         assert answer.status_code in (200, 503)  # 503: the page was not built, and the answer says how
         assert "embrace_enrol" not in server.log  # the fragment does not travel
+        assert "phones need https: --tls auto" in server.printed
     assert "█" not in server.printed and "▀" not in server.printed  # a QR code is for terminals
+
+
+def test_the_link_has_the_address_that_devices_see(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    options = ("--data", str(data), "--port", "0", "--public-url", "https://fleet.example")
+    command = [sys.executable, "-m", "embrace", "serve", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        printed = "".join(iter(process.stdout.readline, "coordinator: https://fleet.example\n"))
+        process.kill()
+    assert re.search(r"joins with.*: https://fleet\.example/join#embrace_enrol_", printed.replace("\n", ""))
+    assert "phones need https" not in printed
 
 
 @pytest.mark.parametrize("built", [True, False])
