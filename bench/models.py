@@ -180,13 +180,14 @@ def _images() -> list[Subject]:
 class TiedLanguageModel(nn.Module):
     """An embedding, a recurrent layer and an output that is the embedding again."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.RNN] | type[nn.LSTM]) -> None:
         super().__init__()
         self.words = nn.Embedding(TOKENS, 16, padding_idx=0)
         self.reader = kind(16, 16, 2, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.reader(self.words(x))[0] @ self.words.weight.T
+        sequence: torch.Tensor = self.reader(self.words(x))[0]
+        return sequence @ self.words.weight.T
 
 
 class Critic(nn.Sequential):
@@ -211,8 +212,8 @@ def try_model(subject: Subject) -> Outcome:
     """Export and verify one model; a failure is an outcome, too."""
     started = time.perf_counter()
 
-    def outcome(*facts: Any) -> Outcome:
-        return Outcome(subject.name, *facts[:2], time.perf_counter() - started, *facts[2:])
+    def outcome(boundaries: int, error: float | None, reason: str) -> Outcome:
+        return Outcome(subject.name, boundaries, error, time.perf_counter() - started, reason)
 
     try:
         with silence(1, 2):

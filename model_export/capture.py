@@ -60,6 +60,7 @@ def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[E
         try:
             with _quiet(), _unchanged(module, buffers), plain_operators(), standing_still(module):
                 model = _export_script(module, sample) if exporter == "script" else _export_dynamo(module, sample)
+            _merge_shared(module, model)
             _check_complete(module, model, [*trainable, *vectors])
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
             failures.append(cause(error))
@@ -127,6 +128,24 @@ def _put_back(model: onnx.ModelProto, buffers: Mapping[str, torch.Tensor]) -> No
     for item in model.graph.initializer:
         if item.name in buffers:
             item.CopyFrom(numpy_helper.from_array(buffers[item.name].numpy(), item.name))
+
+
+def _merge_shared(module: nn.Module, model: onnx.ModelProto) -> None:
+    """A parameter that a module has under several names is one initialiser, under the first of them."""
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    others = {name: first[id(parameter)] for name, parameter in every if name != first[id(parameter)]}
+    held = {item.name for item in model.graph.initializer}
+    for item in list(model.graph.initializer):
+        if item.name in others:
+            if others[item.name] in held:
+                model.graph.initializer.remove(item)
+            else:
+                held.add(others[item.name])
+                item.name = others[item.name]
+    for node in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
+        for index, name in enumerate(node.input):
+            node.input[index] = others.get(name, name)
 
 
 def _refuse_unfaithful(module: nn.Module) -> None:

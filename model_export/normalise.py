@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper, inliner, numpy_helper, version_converter
+from onnx import NodeProto, TensorProto, helper, inliner, numpy_helper, version_converter
 
 from model_export.errors import ExportError
 from model_export.graph import (
@@ -33,6 +33,7 @@ VALUE_PREFIX = "source:"
 RESERVED = {"input", "output", "labels", "seed", "loss", "predictions"}
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 SHAPE_SOURCES = {"Shape", "Size"}
+LOGICAL = {"Not", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
 
 
 def normalise(
@@ -52,6 +53,7 @@ def normalise(
     _refuse_random(model)
     make_batch_dynamic(model)
     _avoid_runtime_quirks(model)
+    _without_sequences(model)
     initialisers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     data_inputs = [value.name for value in model.graph.input if value.name not in initialisers]
     if len(data_inputs) != 1 or len(model.graph.output) != 1:
@@ -98,14 +100,19 @@ def _refuse_random(model: onnx.ModelProto) -> None:
 def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
     """Write nodes so that every onnxruntime computes what PyTorch does."""
     shapes = {item.name: list(item.dims) for item in model.graph.initializer}
-    for node in model.graph.node:
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    for number, node in reversed(list(enumerate(model.graph.node))):
         given = attributes(node)
+        if node.op_type == "CumSum" and makers.get(node.input[0]) in LOGICAL:
+            # PyTorch counts what is true, and leaves the change of type out of the graph.
+            counted = f"{node.output[0]}.counted"
+            cast = helper.make_node("Cast", [node.input[0]], [counted], f"{node.name}.counted", to=TensorProto.INT64)
+            node.input[0] = counted
+            model.graph.node.insert(number, cast)
+            continue
         if node.op_type == "AveragePool" and given.get("count_include_pad") and not any(given.get("pads", [])):
             # Without padding the flag means nothing, but with ceil_mode some versions then count what hangs over.
             _set_attributes(node, {**given, "count_include_pad": 0})
-        if node.op_type == "Transpose" and min(given.get("perm", [0])) < 0:
-            # PyTorch writes movedim with axes counted from the end, which onnxruntime refuses.
-            _set_attributes(node, {"perm": [axis % len(given["perm"]) for axis in given["perm"]]})
         same = given.get("auto_pad") in ("SAME_UPPER", "SAME_LOWER")
         if node.op_type == "Conv" and same and set(given.get("strides", [1])) == {1}:
             kernel = given.get("kernel_shape") or shapes.get(node.input[1], [0, 0])[2:]
@@ -113,6 +120,53 @@ def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
             less, more = [n // 2 for n in spans], [n - n // 2 for n in spans]
             given["pads"] = [*less, *more] if given.pop("auto_pad") == "SAME_UPPER" else [*more, *less]
             _set_attributes(node, given)  # with dilations onnxruntime refuses the automatic form
+
+
+def _without_sequences(model: onnx.ModelProto) -> None:
+    """Write a list of pieces (SplitToSequence) of which some are taken (SequenceAt) as slices."""
+    known = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            known[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    lists = {node.output[0]: node for node in model.graph.node if node.op_type == "SplitToSequence"}
+    kept: list[NodeProto] = []
+    for node in model.graph.node:
+        taken = lists.get(node.input[0]) if node.op_type == "SequenceAt" else None
+        if taken is not None and node.input[1] in known:
+            sizes = known.get(taken.input[1]) if len(taken.input) > 1 else np.array(1)
+            kept += _slice_nodes(taken, node, sizes, int(known[node.input[1]]))
+        else:
+            kept.append(node)
+    wanted = [value.name for value in model.graph.output]
+    kept = needed_nodes(kept, wanted)
+    for node in kept:
+        if "Sequence" in node.op_type:
+            raise ExportError(
+                f"node {node.name!r} (module {module_of(node)!r}): {node.op_type} makes a list whose pieces are known "
+                "only at run time; split by fixed sizes"
+            )
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def _slice_nodes(split: NodeProto, at: NodeProto, sizes: np.ndarray | None, index: int) -> list[NodeProto]:
+    """Piece `index` of what a SplitToSequence makes."""
+    if sizes is None or (sizes.ndim == 0 and index < 0):
+        return [at]
+    bounds = np.cumsum([0, *sizes]) if sizes.ndim else np.arange(index + 2) * int(sizes)
+    place = index % len(sizes) if sizes.ndim else index
+    axis, name = int(attribute(split, "axis", 0)), at.output[0]
+    parts = {"start": [bounds[place]], "end": [bounds[place + 1]], "axis": [axis]}
+    nodes = [
+        helper.make_node("Constant", [], [f"{name}.{key}"], value=numpy_helper.from_array(np.array(value, np.int64)))
+        for key, value in parts.items()
+    ]
+    dropped = len(split.input) < 2 and not attribute(split, "keepdims", 1)
+    piece = f"{name}.piece" if dropped else name
+    nodes.append(helper.make_node("Slice", [split.input[0], *(f"{name}.{key}" for key in parts)], [piece], at.name))
+    if dropped:
+        nodes.append(helper.make_node("Squeeze", [piece, f"{name}.axis"], [name], f"{at.name}.squeeze"))
+    return nodes
 
 
 def _set_attributes(node: NodeProto, values: dict[str, Any]) -> None:

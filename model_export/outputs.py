@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +19,8 @@ def pick_output(module: nn.Module, name: str | None) -> nn.Module:
     """Let a module return one tensor; its parameters keep their names."""
     original = type(module).forward
 
-    @functools.wraps(original)  # exporters ask for the signature
-    def forward(self: nn.Module, *given: Any, **named: Any) -> Tensor:
-        return _chosen(original(self, *given, **named), name)
+    def forward(self: nn.Module, input: Tensor) -> Tensor:  # exporters would make inputs of further arguments
+        return _chosen(original(self, input), name)
 
     module.forward = types.MethodType(forward, module)
     return module

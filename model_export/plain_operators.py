@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,18 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Function = Callable[..., Any]
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 @contextlib.contextmanager
 def plain_operators() -> Iterator[None]:
     """Inside, attention is matrix products and a softmax, and layers of a recurrent network run one by one."""
-    with (
-        mock.patch.object(F, "scaled_dot_product_attention", attention),
-        mock.patch.object(torch._VF, "lstm", _one_by_one(torch._VF.lstm)),
-        mock.patch.object(torch._VF, "gru", _one_by_one(torch._VF.gru)),
-        mock.patch.object(torch._VF, "rnn_tanh", _one_by_one(torch._VF.rnn_tanh)),
-        mock.patch.object(torch._VF, "rnn_relu", _one_by_one(torch._VF.rnn_relu)),
-    ):
+    with contextlib.ExitStack() as replaced:
+        for owner in (torch, Tensor):
+            for name in ("movedim", "moveaxis"):
+                replaced.enter_context(mock.patch.object(owner, name, move_axes))
+        for owner, name, function in (
+            (F, "scaled_dot_product_attention", attention),
+            (torch, "diff", difference),
+            *((torch._VF, name, _one_by_one(getattr(torch._VF, name))) for name in RECURRENT),
+        ):
+            replaced.enter_context(mock.patch.object(owner, name, function))
         yield
 
 
@@ -44,6 +48,26 @@ def _one_by_one(func: Function) -> Function:
         return stacked(func, *args) if is_padded(args) and args[4] > 1 else func(*args)
 
     return run
+
+
+def move_axes(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """`torch.movedim` as a permutation: PyTorch's exporter writes axes that are counted from the end as they are."""
+    places = [([axes] if isinstance(axes, int) else list(axes)) for axes in (source, destination)]
+    froms, tos = ([axis % input.ndim for axis in axes] for axes in places)
+    order = [axis for axis in range(input.ndim) if axis not in froms]
+    for to, axis in sorted(zip(tos, froms, strict=True)):
+        order.insert(to, axis)
+    return input.permute(order)
+
+
+def difference(
+    input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Tensor:
+    """Each element less the one before it, n times."""
+    whole = torch.cat([part for part in (prepend, input, append) if part is not None], dim)
+    for _ in range(n):
+        whole = whole.narrow(dim, 1, whole.size(dim) - 1) - whole.narrow(dim, 0, whole.size(dim) - 1)
+    return whole
 
 
 def attention(

@@ -50,7 +50,7 @@ def training_graph(
     nodes = with_helpers(graph, [node for layer in layers for node in layer.nodes])
     parameters = [p for layer in layers for p in layer.parameters]
     trainable = [p.name for p in parameters if p.kind == "weight"]
-    active = active_values(nodes, trainable)
+    active = active_values(nodes, trainable, graph.dtypes)
     layout = choose_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
     nodes = layout.nodes
     emitter = Emitter()

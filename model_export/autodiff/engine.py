@@ -106,21 +106,23 @@ class Context:
         return self.op("Cast", self.op("ReduceProd", parts, keepdims=0), to=FLOAT)
 
 
-def active_values(nodes: Sequence[NodeProto], trainable: Iterable[str]) -> set[str]:
-    """Values that depend on a trainable parameter."""
+def active_values(
+    nodes: Sequence[NodeProto], trainable: Iterable[str], dtypes: Mapping[str, np.dtype[Any]] | None = None
+) -> set[str]:
+    """Values that depend on a trainable parameter; given types, only through real numbers."""
     active = set(trainable)
     for node in nodes:
         if any(name in active for name in inputs_with_subgraphs(node)):
-            active.update(filter(None, node.output))
+            active.update(n for n in node.output if n and (dtypes is None or dtypes[n].kind == "f"))
     return active
 
 
 def refuse_missing_rules(graph: Graph) -> None:
     """Find an operator without a rule on the way of a gradient before anything is written."""
-    floats = {name for name in active_values(graph.nodes, graph.weights) if graph.dtypes[name].kind == "f"}
+    active = active_values(graph.nodes, graph.weights, graph.dtypes)
     reached = {graph.output}
     for node in reversed(graph.nodes):
-        if any(name in reached and name in floats for name in node.output):
+        if any(name in reached and name in active for name in node.output):
             if find_rule(node.op_type) is None:
                 raise MissingRule(node.op_type, node.name, module_of(node))
             reached.update(node.input)

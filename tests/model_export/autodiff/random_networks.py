@@ -47,6 +47,7 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "log_softmax": lambda x: torch.log_softmax(x, -1),
     "max with itself": lambda x: torch.maximum(x, 0.3 - x),
     "where": lambda x: torch.where(x > 0.1, x, -0.5 * x),
+    "kept where positive": lambda x: x * (x > 0).to(x.dtype),
     "batch to the end and back": lambda x: (x.movedim(0, -1) * 0.5).movedim(-1, 0),
     "copy": lambda x: x.clone(),
 }
