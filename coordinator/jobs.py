@@ -291,7 +291,7 @@ class UnitOfWork:
         closes = before.state == "collecting" and after.state == "closing" and after.arrived < after.wanted
         for seat, now in zip(before.slots, after.slots):
             ended = seat.state == "leased" and now.state in ("expired", "offered")
-            taken_back = ended and (seat.until > self.now_of(job) or seat.until >= seat.since + before.max_task)
+            taken_back = ended and (seat.until > self.now_of(job) or seat.until >= before.ends_by(seat))
             if taken_back or (closes and now.state == "leased"):
                 usual = f", the others {after.usual:.1f} s" if after.usual else ""
                 taken = self.now_of(job) - seat.since

@@ -90,6 +90,7 @@ class Agent:
         self._trust = Trust(client.server, device.work, device.trust)
         self._room = DiskRoom(device.work, device.limits.disk)
         self._begun: set[str] = set()  # jobs
+        self._tidy = False  # whether what was kept of other jobs was looked at since the last task
         self._unfit = ""  # as it was told
         self._waiting = ""  # ... why there is no task
         self._goes_on = False
@@ -201,6 +202,9 @@ class Agent:
         asked = time.monotonic()
         try:
             offer = self.client.next_task(wait)
+            if offer is None and not self._tidy:
+                self._tidy = True
+                forget_finished(self.device.work / "kept", self.client)
         except EmbraceError as error:
             if is_final(error):
                 raise
@@ -234,6 +238,7 @@ class Agent:
 
     def answer(self, offer: TaskOffer) -> bool:
         """Do a task and send the result; whatever goes wrong with it is reported, and the agent lives on."""
+        self._tidy = False
         try:
             self.client.deadline.begin(self.device.limits.task_seconds)
             try:
@@ -347,7 +352,7 @@ class Agent:
         if job not in self._begun:
             forget_finished(folder, self.client, besides=job)
             self._begun.add(job)
-        return KeptFiles(folder / job)
+        return KeptFiles(folder / job, server=self.client.server)
 
     def _load(self, offer: TaskOffer, task: Task) -> _Loaded:
         key = (offer.bundle, task.holdout, task.seed if task.holdout else 0)

@@ -25,10 +25,11 @@ _SUFFIX = ".kept"
 
 
 class KeptFiles:
-    """The folder of one job."""
+    """The folder of one job. `server` is the address of its coordinator, if there is one."""
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+    def __init__(self, folder: Path, *, server: str = "", durable: bool = True) -> None:
         self.folder = folder
+        self._server = server
         self._durable = durable
 
     def load(self, task: str) -> Kept | None:
@@ -44,7 +45,7 @@ class KeptFiles:
 
     def save(self, task: str, boundary: str, contribution: Contribution) -> None:
         if contribution.kept:
-            about = {"boundary": boundary, "walked": " ".join(map(repr, contribution.walked))}
+            about = {"boundary": boundary, "walked": " ".join(map(repr, contribution.walked)), "server": self._server}
             save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
     def tasks(self) -> list[str]:
@@ -57,13 +58,24 @@ class KeptFiles:
             if old not in (task, but):
                 remove(self._path(old))
 
+    def belongs_to(self, server: str) -> bool:
+        """Whether all that is kept comes from tasks of a coordinator."""
+        return all(load_state(self._path(task))[1].get("server") == server for task in self.tasks())
+
     def _path(self, task: str) -> Path:
         return self.folder / f"{task}{_SUFFIX}"
 
 
-def forget_finished(folder: Path, client: DeviceClient, besides: str) -> None:
-    """Remove the folders of jobs that are over. Those that this coordinator does not know may be another's."""
+def forget_finished(folder: Path, client: DeviceClient, besides: str = "") -> None:
+    """Remove the folders of jobs that are over, or that this coordinator has deleted. Another's stay."""
     for other in folder.glob("*"):
-        with suppress(Declined, NotUnderstood):
-            if other.name != besides and is_plain(other.name) and client.job_state(other.name) in OVER:
+        with suppress(Declined, NotUnderstood, InputError):
+            if other.name != besides and is_plain(other.name) and _is_over(other, client):
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_over(folder: Path, client: DeviceClient) -> bool:
+    try:
+        return client.job_state(folder.name) in OVER
+    except Declined as error:
+        return error.answer == 404 and KeptFiles(folder).belongs_to(client.server)

@@ -27,6 +27,7 @@ VACANT: Final = 0.5  # seconds after which a seat that is free, and that no devi
 OVERDUE: Final = 4.0  # times the slowest known duration, after which a round says what it waits for
 LEAST_DEADLINE: Final = 60.0  # seconds
 MAX_TASK: Final = 6 * 3600.0  # seconds
+STUCK, LEAST_STUCK = 10.0, 600.0  # times a known duration, and seconds, after which a task is taken back in any case
 MOST_TRIES: Final = 8  # attempts to close a round, after which it is abandoned
 
 
@@ -48,7 +49,7 @@ class Round:
     patience: float | None  # seconds from the first offers to the deadline
     on_missing_quorum: OnMissingQuorum
     lateness: float | None = None  # times what is expected of a device, after which it is late; None: none ever is
-    grace: float = 2.0  # seconds that no device is late before, and after which one that does not come is
+    grace: float = 0.5  # seconds that no device is late before
     state: State = "selecting"
     slots: Seats = field(default_factory=Seats)
     wanted: int = 0  # draws that make it complete
@@ -110,7 +111,7 @@ class Round:
         """Seconds for which a seat is waited for: by what the others took, and what its device is known to take."""
         if seat.free:  # devices that wait hear of it at once
             return min(VACANT, self.grace)
-        return self._at_work(seat) if seat.state == "leased" else self.grace
+        return self._at_work(seat) if seat.state == "leased" else max(self.grace, self.usual or 0.0)
 
     def _at_work(self, seat: Seat) -> float:
         if self.usual is None or self.lateness is None:
@@ -129,6 +130,15 @@ class Round:
         elif known:
             allowed = max(LEAST_DEADLINE, self.lateness * max(known))
         return now >= seat.since + min(allowed, self.max_task)
+
+    def ends_by(self, seat: Seat) -> float:
+        """When a task is taken back, however alive its device is: heartbeats alone are no progress.
+
+        A device that was only slower than ever is known to be, once this has happened, and has longer the next time.
+        """
+        known = [seconds for seconds in (seat.member.seconds, self.usual) if seconds is not None]
+        longest = max(self.lease, LEAST_STUCK, self.patience or 0.0, STUCK * max(known)) if known else self.max_task
+        return seat.since + min(longest, self.max_task)
 
     def seat_of(self, device: str) -> Seat | None:
         """What a device is offered, holds or has answered; never more than one."""
@@ -354,7 +364,7 @@ def _shifted(round: Round, outage: float, now: float) -> Round:
 def _least_until(round: Round, seat: Seat, now: float) -> float:
     """Until when an offer or a lease lasts that begins anew, or is renewed; no task lasts for ever."""
     if seat.state == "leased":
-        return min(now + round.lease, seat.since + round.max_task)
+        return min(now + round.lease, round.ends_by(seat))
     return now + round.offer if seat.state == "offered" else seat.until
 
 

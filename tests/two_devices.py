@@ -44,7 +44,7 @@ def train(
 ) -> tuple[Vector, dict[str, list[dict[str, Any]]]]:
     """Run a job with the commands of these agents; return the weights, and what each agent reported."""
     with live_server(folder, command=serve) as server, Client(server.url, server.admin) as client:
-        plan = {"participate": {"min_available": len(TIERS)}, "local": {"steps": 3, "batch": 8}, **plan}
+        plan = {"participate": {"min_available": len(TIERS), "quorum": 1.0}, "local": {"steps": 3, "batch": 8}, **plan}
         job = client.create(Job(BUNDLE, num_rounds=rounds, **plan))
         running = {}
         for name, command in agents.items():

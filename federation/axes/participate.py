@@ -56,7 +56,7 @@ class Participation:
     on_missing_quorum: OnMissingQuorum = "wait"  # what happens without a quorum at the deadline
     balance: bool = True  # swap a device in where a layer would have no trainer; see cover.ensure_coverage
     lateness: float = 3.0  # times the usual duration of the round's tasks, after which a device is late
-    grace: float = 2.0  # seconds: no device is late before, one that does not come for its task is after
+    grace: float = 0.5  # seconds that no device is late before, however quick the others are
 
     def __post_init__(self) -> None:
         self._check_numbers()

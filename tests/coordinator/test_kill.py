@@ -29,6 +29,7 @@ from federation.messages import TaskOffer
 from federation.wire import encode_layers
 from simulation.datasets.digits import DIGITS
 from tests.coordinator.harness import (
+    ALL_THREE,
     ROOT,
     TIERS,
     Files,
@@ -117,7 +118,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     world = World(folder / "start", width=WIDTH)
     world.now = time.time()
     enrolled = enrol_all(world)
-    job = world.job(num_rounds=ROUNDS, participate={"min_available": 3})
+    job = world.job(num_rounds=ROUNDS, **ALL_THREE)
     world.end()
     start = Prepared(folder / "start", world.manifest, job, tuple(enrolled))
     undisturbed = start.copy(folder / "undisturbed")
@@ -228,7 +229,7 @@ def to_be_scored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, li
     digest = file_ref(SHIPPED / "model", MANIFEST_NAME).sha256
     shutil.copytree(SHIPPED / "model", world.files.bundle(digest))
     enrolled = enrol_all(world)
-    plan = {"bundle": "digits", "num_rounds": ROUNDS, "participate": {"min_available": 3}}
+    plan = {"bundle": "digits", "num_rounds": ROUNDS, **ALL_THREE}
     plan["evaluate"] = {"data": upload(world, load_samples(DIGITS, read_manifest(SHIPPED / "model")))}
     job = world.coordinator.create_job(plan_from(plan), digest)
     world.end()

@@ -27,6 +27,7 @@ seed = 11
 [participate]
 count = 2
 min_available = 3
+quorum = 2
 [local]
 steps = 5
 """

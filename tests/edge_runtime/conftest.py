@@ -263,9 +263,9 @@ def make_job(site: Site) -> Iterator[Callable[..., str]]:
 
     yield make
     site.settle()
-    for job in made:
-        if service.job(job)["state"] == "running":
-            service.set_state(job, "stopped")
+    for row in service.jobs():
+        if row["id"] in made and row["state"] == "running":
+            service.set_state(row["id"], "stopped")
     for row in service.devices():
         if not row["revoked"]:
             service.revoke(row["id"])

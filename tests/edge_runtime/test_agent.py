@@ -17,7 +17,9 @@ from edge_runtime.agent import Agent, Device
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.client import Declined, DeviceClient
 from edge_runtime.data import from_arrays
+from edge_runtime.device_state import KeptFiles
 from edge_runtime.layers import BundleSource
+from edge_runtime.participant import Contribution
 from edge_runtime.remote import RemoteBundle
 from edge_runtime.trainer import Received, Trainer
 from federation.errors import OutOfMemory
@@ -193,3 +195,31 @@ def test_a_device_that_was_shut_out_ends(site: Site, connect, data: Path, tmp_pa
     with pytest.raises(Declined) as refusal:
         Agent(client, Device(str(data), tmp_path / "work")).run(wait=0.0)
     assert refusal.value.answer == 401
+
+
+def test_what_was_kept_of_a_deleted_job_goes_and_another_coordinators_stays(
+    site: Site, make_job, connect, data: Path, tmp_path: Path
+) -> None:
+    client, kept = connect(DeviceClient, site.enrol()[1]), tmp_path / "work" / "kept"
+    agent = Agent(client, Device(str(data), tmp_path / "work", engine="portable"))
+    job = make_job(algorithm="scaffold", num_rounds=9)
+    assert agent.run(most_tasks=1, wait=5.0) == 1
+    site.settle()
+    site.server.coordinator.set_state(job, "paused")
+    shutil.copytree(kept / job, kept / "unknown")  # says that it is of this coordinator
+    KeptFiles(kept / "elsewhere", server="https://other/").save("t", "stem", _kept())
+    KeptFiles(kept / "earlier").save("t", "stem", _kept())  # a program that did not write down where from
+    (kept / "damaged").mkdir()
+    (kept / "damaged" / "t.kept").write_text("no state")
+    asked = iter([False, True])
+    assert agent.run(wait=0.1, until=lambda: next(asked)) == 0
+    assert {path.name for path in kept.iterdir()} == {job, "elsewhere", "earlier", "damaged"}, "it is only paused"
+    site.server.coordinator.delete_job(job, force=True)
+    again = Agent(client, Device(str(data), tmp_path / "work", engine="portable"))
+    asked = iter([False, True])
+    assert again.run(wait=0.1, until=lambda: next(asked)) == 0
+    assert {path.name for path in kept.iterdir()} == {"elsewhere", "earlier", "damaged"}
+
+
+def _kept() -> Contribution:
+    return Contribution({}, {"model": np.zeros(5, np.float32)}, ())

@@ -25,8 +25,10 @@ from federation.cohort import (
 )
 from federation.errors import InputError
 from federation.rounds import (
+    LEAST_STUCK,
     MAX_TASK,
     MOST_TRIES,
+    STUCK,
     VACANT,
     Abandon,
     CloseFailed,
@@ -35,6 +37,7 @@ from federation.rounds import (
     Committed,
     DevicesAvailable,
     DevicesLeft,
+    Event,
     Resumed,
     Round,
     RoundAbandoned,
@@ -285,8 +288,8 @@ def test_a_device_that_only_beats_loses_its_seat_to_one_that_waits(
     drawn = Cohort((Seat(0, member("a")), Seat(1, replace(member("b"), seconds=own))), 2, 2)
     facts = (DevicesAvailable(cohort=drawn), LeaseTaken("a", 0), LeaseTaken("b", 1), UpdateArrived("a", 0, 1))
     round, _ = run(opened(**rule), *((fact, 0.0) for fact in facts))
-    alone, now = beating(round, 0.0, 1000.0)
-    assert (now, alone.slots[1].state) == (1000.0, "leased"), "it may answer yet, and no other device would"
+    alone, now = beating(round, 0.0, 500.0)
+    assert (now, alone.slots[1].state) == (500.0, "leased"), "it may answer yet, and no other device would"
     round, now = beating(round, 0.0, 1000.0, "d")
     assert (now, round.slots[1].member.device) == (taken_at, "d")
     round, effects = run(round, (LeaseTaken("d", 1), now), (LeaseRenewed("b", 1, 1), now))
@@ -303,6 +306,44 @@ def test_where_nothing_is_known_a_task_has_an_end_all_the_same() -> None:
     assert beating(restored, 60.0, 1e6)[1] == MAX_TASK + 50.0, "an outage is not its time"
     long = open_round(0, 1, Participation(), 0.0, lease=90000.0, offer=OFFER)
     assert long.max_task == 90000.0, "a lease lasts as long as the job says"
+
+
+@pytest.mark.parametrize(
+    ("own", "usual", "rule", "ends"),
+    [
+        (None, 1.0, {}, LEAST_STUCK),
+        (50.0, 1.0, {}, LEAST_STUCK),
+        (100.0, 1.0, {}, STUCK * 100),
+        (None, 90.0, {}, STUCK * 90),
+        (1.0, 1.0, {"deadline": 2000.0}, 2000.0),
+        (1e9, 1.0, {}, MAX_TASK),
+    ],
+)
+def test_a_device_that_only_beats_and_that_no_other_can_replace_loses_its_task_by_what_is_known(
+    own: float | None, usual: float, rule: dict[str, float], ends: float
+) -> None:
+    drawn = Cohort((Seat(0, member("a")), Seat(1, replace(member("b"), seconds=own))), 2, 2)
+    facts = [(DevicesAvailable(cohort=drawn), 0.0), (LeaseTaken("b", 1), 0.0), (LeaseTaken("a", 0), 0.0)]
+    beats = [(LeaseRenewed(d, n, 1), t) for t in (20.0, 40.0, 60.0, 80.0) for n, d in enumerate("ab") if t < usual]
+    round, _ = run(opened(**rule), *facts, *beats, (UpdateArrived("a", 0, 1), usual))
+    round, now = beating(round, usual // 10 * 10, 1e6)
+    assert (now, round.slots[1].state) == (ends, "expired")
+    known = replace(member("b"), seconds=ends)  # as it is after this
+    round, _ = run(round, (DevicesAvailable((known,)), now), (LeaseTaken("b", 1), now))
+    assert round.ends_by(round.slots[1]) == now + min(STUCK * ends, MAX_TASK), "it has longer each time"
+
+
+def test_a_fleet_is_waited_for_by_its_own_measure() -> None:
+    """Whether tasks take a second, a minute or an hour: bad luck costs a round as many times what it takes."""
+    for usual in (1.0, 60.0, 3600.0):
+        rule = Participation()
+        round = open_round(0, 1, rule, 0.0, lease=2 * usual, offer=OFFER)
+        facts: list[tuple[Event, float]] = [(DevicesAvailable(cohort=cohort("abcd", 4, 2)), 0.0)]
+        facts += [(LeaseTaken(device, n), 0.0) for n, device in enumerate("abc")]
+        round, _ = run(round, *facts, *((UpdateArrived(device, n, 1), usual) for n, device in enumerate("ab")))
+        assert round.late_at == rule.lateness * usual
+        round, _ = run(round, (UpdateArrived("c", 2, 1), usual))
+        assert round.state == "closing", "d did not come in that time"
 
 
 def test_no_device_is_late_before_the_grace() -> None:
