@@ -400,9 +400,15 @@ class Coordinator:
         present = self.repository.present(work.session, work.now - PRESENCE)
         here = set(self.presence.among(present, work.now))
         resting = here & state.benched(work.now)
+        self._note_fitness(work, job, here.intersection(came) - resting)
+        unfit = work.state(job).unfit.keys()
+        missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting))
+        if missing and (
+            slow := {device for device in resting if state.only_rests(device)}
+        ):  # rather these than too few
+            resting -= slow
+            missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting))
         fit = here - resting
-        self._note_fitness(work, job, fit.intersection(came))
-        missing = job.engine.missing_to_begin(len(fit - work.state(job).unfit.keys()), len(resting))
         drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, len(resting))
         work.advance(job, rounds.DevicesAvailable(cohort=drawn))
 
@@ -602,7 +608,7 @@ class Coordinator:
         effects = work.advance(job, cohort.UpdateArrived(arrival.device, seat.number, attempt))
         for effect in effects:
             if isinstance(effect, cohort.AcceptUpdate):
-                work.succeeded(job, arrival.device, effect.seat.seconds or 0.0)
+                work.succeeded(job, effect.seat)
             if isinstance(effect, cohort.RejectUpdate):
                 return Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
             if isinstance(effect, cohort.AlreadyAccepted):  # twice at once

@@ -51,6 +51,10 @@ class OpenJobState:
             device for device, standing in known if standing.benched_until is not None and now < standing.benched_until
         }
 
+    def only_rests(self, device: str) -> bool:
+        """Whether a device that gets no task has done nothing wrong: it is slow."""
+        return self.standings[device].reason == standings.SLOW
+
 
 @dataclass(eq=False)
 class OpenJob:
@@ -261,16 +265,24 @@ class UnitOfWork:
             self.notify_devices()
         return effects
 
-    def succeeded(self, job: OpenJob, device: str, seconds: float) -> None:
-        """Count an update of a device."""
-        self._stand(job, standings.succeeded(self._standing(job, device), seconds, self.now))
+    def succeeded(self, job: OpenJob, seat: cohort.Seat) -> None:
+        """Count an update of a device, which rests if its round waited for it."""
+        round, device, seconds, slow = self.state(job).round, seat.member.device, seat.seconds or 0.0, ""
+        if round.is_held_up_after(seat):
+            slow = f"it took {seconds:.1f} s, the others {round.usual:.1f} s"
+        self._stand(job, standings.succeeded(self._standing(job, device), seconds, self.now, slow))
+        if slow:
+            self._note_bench(job, device, standings.SLOW)
 
     def failed(self, job: OpenJob, device: str, reason: str, message: str = "", taken: float | None = None) -> None:
         """Count a failure of a device; clients that watch hear if it is benched."""
         known = [other.seconds for other in self.state(job).standings.values() if other.seconds is not None]
         usual = median(known) if known else None
-        standing = standings.failed(self._standing(job, device), reason, message, self.now, usual, taken)
-        self._stand(job, standing)
+        self._stand(job, standings.failed(self._standing(job, device), reason, message, self.now, usual, taken))
+        self._note_bench(job, device, reason)
+
+    def _note_bench(self, job: OpenJob, device: str, reason: str) -> None:
+        standing = self._standing(job, device)
         if why := standings.why_benched(standing, self.now):
             until = standing.benched_until or self.now
             told = {"device": device, "reason": reason, "seconds": until - self.now, "until": until, "message": why}

@@ -3,6 +3,9 @@
 A device that fails for its own reasons (wrong data, too little memory, too slow, values that are refused) gets no task
 of the job for a while: twice as long each time, up to a bound, so that one that was mended comes back by itself. Where
 tasks take long the pauses do too: else a device that fails would be invited to every round again.
+
+A device that succeeds, but many times slower than the others, rests for a multiple of what they waited for it: so its
+data counts, and the fleet takes half as long again at most.
 """
 
 from __future__ import annotations
@@ -17,18 +20,22 @@ FIRST_BENCH, LONGEST_BENCH = 10.0, 300.0  # seconds
 TASKS, MOST_TASKS = 2, 32  # the same in tasks, if that is longer ...
 LONGEST_EVER: Final = 3600.0  # ... but never longer than this
 MOST_WORDS: Final = 500  # characters of a message that is kept
+REST: Final = 2  # times what a task took
 LATE: Final = "late"
+SLOW: Final = "slow"
 LOST: Final = "lost"
 REFUSED: Final = "refused"
 # Failures in a row that are excused, by reason. Those of any other reason are the device's own from the first on.
 _EXCUSED: Final = {"stopped": 3, "too_large": 3, "coordinator": 3, LOST: 1, LATE: 1}
 
 
-def succeeded(standing: StandingRecord, seconds: float, now: float) -> StandingRecord:
-    """Count an update; what its tasks take is smoothed over the last few."""
+def succeeded(standing: StandingRecord, seconds: float, now: float, slow: str = "") -> StandingRecord:
+    """Count an update; what its tasks take is smoothed over the last few. `slow` says that the others waited for it."""
     known = seconds if standing.seconds is None else (standing.seconds + seconds) / 2
-    successes = standing.successes + 1
-    return replace(standing, successes=successes, in_a_row=0, excused=0, benched_until=None, seconds=known, at=now)
+    after = replace(standing, successes=standing.successes + 1, in_a_row=0, excused=0, seconds=known, at=now)
+    if not slow:
+        return replace(after, benched_until=None)
+    return replace(after, benched_until=now + min(REST * seconds, LONGEST_EVER), reason=SLOW, message=slow)
 
 
 def failed(

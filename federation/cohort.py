@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 from federation.axes.cover import Cover, DeviceProfile, ensure_coverage, uncovered_layers
 from federation.axes.participate import Participation, Slot
-from federation.coverage import coverage
+from federation.coverage import coverage, width_of
 from federation.errors import InputError, OutOfMemory
 from federation.manifest import Manifest
 
@@ -31,9 +31,10 @@ class Member:
     boundary: str  # what it trains, as text: federation/coverage.py
     trains: int  # layers; a device that takes over a slot should train as many
     seconds: float | None = None  # that its tasks in this job took so far
+    work: float = 1.0  # multiply-accumulates of what it trains, or any measure by which devices compare
 
     def __post_init__(self) -> None:
-        if not self.device or not self.boundary or self.trains < 1:
+        if not self.device or not self.boundary or self.trains < 1 or not 0 < self.work < math.inf:
             raise InputError(f"member: expected a device, a boundary and at least 1 trained layer, got {self!r}")
 
 
@@ -318,7 +319,9 @@ def _fit(
 
 
 def _member(device: str, text: str, manifest: Manifest, seconds: float | None) -> Member:
-    return Member(device, text, len(coverage(manifest, text).layers), seconds)
+    covered = coverage(manifest, text)
+    macs = sum(manifest.layers[layer].macs for layer in covered.layers) * width_of(covered.boundary) ** 2
+    return Member(device, text, len(covered.layers), seconds, max(1.0, macs))
 
 
 def _carried_over(previous: Cohort, fixed: set[str], order: Sequence[str]) -> list[Slot]:

@@ -82,12 +82,11 @@ class Round:
 
     @cached_property
     def usual(self) -> float | None:
-        """Seconds that a task of this round takes: the median of those that have arrived."""
-        known = self.slots.durations
-        middle = len(known) // 2
-        if len(known) % 2:
-            return known[middle]
-        return (known[middle - 1] + known[middle]) / 2 if known else None
+        """Seconds that a task of this round takes: the median over those that arrived, and what the others took before.
+
+        Of those that arrive first alone, a fleet of which half is slower would be measured by its quick half.
+        """
+        return self.slots.usual_seconds if self.arrived else None
 
     def is_late(self, now: float) -> bool:
         """Whether the round closes with the updates that it has: a quorum is there, and the rest is late."""
@@ -116,8 +115,16 @@ class Round:
     def _at_work(self, seat: Seat) -> float:
         if self.usual is None or self.lateness is None:
             return self.grace
-        own = seat.member.seconds or self.usual
-        return max(self.grace, self.lateness * min(max(own, self.usual), SLOWEST * self.usual))
+        known, expected = seat.member.seconds, self.slots.share_of_work(seat.member) * self.usual
+        own = expected if known is None else min(max(known, self.usual), SLOWEST * expected)
+        return max(self.grace, self.lateness * own)
+
+    def is_held_up_after(self, seat: Seat) -> bool:
+        """Whether an update came so late that the round was longer than its other devices would have made it."""
+        if self.lateness is None or self.usual is None or self.quorum >= self.wanted or seat.seconds is None:
+            return False
+        expected = self.slots.share_of_work(seat.member) * self.usual
+        return seat.seconds > max(self.grace, self.lateness * expected)
 
     def is_held_up_by(self, seat: Seat, now: float) -> bool:
         """Whether the deadline has passed without a quorum, and a device has had more than its time, too."""
@@ -404,7 +411,8 @@ def _apply(round: Round, event: Event, now: float) -> Step:
             return _put(round, *seat.renewed_by(device, attempt, until, closed=not collecting))
         case UpdateArrived(device, slot, attempt):
             answered, effect = _seat(round, slot).answered_by(device, attempt, now, closed=not collecting)
-            return _put(_with_deadline(round, answered.seconds, now), answered, effect)
+            slowest = None if answered.seconds is None else round.slots.most_work(answered.member) * answered.seconds
+            return _put(_with_deadline(round, slowest, now), answered, effect)
         case TaskReturned(device, slot, attempt) if collecting:
             seat = _seat(round, slot)
             failed = seat.failed_by(device, attempt, now)

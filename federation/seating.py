@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
 
-from federation.cohort import Seat
+from federation.cohort import Member, Seat
 from federation.errors import InputError
+
+MOST_WORK = 100.0  # times as much as another: what a task takes follows from it only roughly
 
 
 class Seats(tuple[Seat, ...]):
@@ -47,8 +49,8 @@ class Seats(tuple[Seat, ...]):
             made.__dict__[known] = value
         if (before.free, before.member.device) == (seat.free, seat.member.device):
             made.__dict__["_numbers"] = self._numbers
-        if before.state != "arrived":  # an update that has arrived stays
-            made.__dict__["durations"] = _inserted(self.durations, seat)
+        made.__dict__["durations"] = _exchanged(self.durations, _seconds(before), _seconds(seat))
+        made.__dict__["works"] = _exchanged(self.works, before.member.work, seat.member.work)
         return made
 
     @cached_property
@@ -63,8 +65,29 @@ class Seats(tuple[Seat, ...]):
 
     @cached_property
     def durations(self) -> tuple[float, ...]:
-        """Seconds of all tasks that were answered, in order."""
-        return tuple(sorted(seat.seconds for seat in self if seat.state == "arrived" and seat.seconds is not None))
+        """Seconds of all tasks that were answered, and those that the other devices took before, in order."""
+        return tuple(sorted(seconds for seconds in map(_seconds, self) if seconds is not None))
+
+    @cached_property
+    def works(self) -> tuple[float, ...]:
+        """What the devices have to do, in order."""
+        return tuple(sorted(seat.member.work for seat in self))
+
+    @property
+    def usual_seconds(self) -> float | None:
+        return _median(self.durations) if self.durations else None
+
+    def share_of_work(self, member: Member) -> float:
+        """Compare what a device has to do with what is usual; if it is not known what it takes, with the least.
+
+        A device that trains the whole model is not late because those that train a little of it have finished.
+        """
+        other = self.works[0] if member.seconds is None else _median(self.works)
+        return min(max(1.0, member.work / other), MOST_WORK)
+
+    def most_work(self, member: Member) -> float:
+        """Compare what the device with the most to do has with what another has."""
+        return min(max(1.0, self.works[-1] / member.work), MOST_WORK)
 
     def of(self, device: str) -> Seat | None:
         """Find what a device is offered, holds or has answered; never more than one."""
@@ -102,8 +125,23 @@ def _arrived(seat: Seat) -> int:
     return seat.count if seat.state == "arrived" else 0
 
 
-def _inserted(durations: tuple[float, ...], seat: Seat) -> tuple[float, ...]:
-    if seat.state != "arrived" or seat.seconds is None:
-        return durations
-    place = bisect_left(durations, seat.seconds)
-    return (*durations[:place], seat.seconds, *durations[place:])
+def _seconds(seat: Seat) -> float | None:
+    return seat.seconds if seat.state == "arrived" else seat.member.seconds
+
+
+def _median(values: tuple[float, ...]) -> float:
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def _exchanged(values: tuple[float, ...], old: float | None, new: float | None) -> tuple[float, ...]:
+    """Take a value out of sorted ones, and put another in."""
+    if old == new:
+        return values
+    if old is not None:
+        place = bisect_left(values, old)
+        values = values[:place] + values[place + 1 :]
+    if new is not None:
+        place = bisect_left(values, new)
+        values = (*values[:place], new, *values[place:])
+    return values

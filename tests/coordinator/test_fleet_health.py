@@ -159,6 +159,53 @@ def test_a_device_that_was_late_is_waited_for_longer_the_next_time(world: World)
     assert world.coordinator.rounds(job)[1]["summary"]["updates"] == 3
 
 
+@pytest.mark.parametrize(("quorum", "count", "rests"), [(0.5, 1, True), (0.5, 3, False), (1.0, 1, False)])
+def test_a_device_that_held_its_round_up_counts_and_rests(world: World, quorum: float, count: int, rests: bool) -> None:
+    """Two take 10 seconds, the others 25 and then 45. If these are the most, they are the fleet's measure."""
+    devices = world.fleet(*["strong"] * (count + 2))
+    world.offers(devices)  # none: so it is known that all are there
+    job = world.job(num_rounds=4, participate={"quorum": quorum})
+    slow = devices[:count]
+    for number, seconds in enumerate((25, 45)):
+        offers = world.offers(devices)
+        assert offers.keys() == set(devices)
+        world.later(10)
+        for device in devices[count:]:
+            world.send(device, offers[device])
+        for _ in range(10, seconds, 5):
+            world.later(5)
+            assert not any(map(world.poll, devices[count:]))  # they wait
+            for device in slow:
+                beat(world, device, offers[device].id)
+        for device in slow:
+            world.send(device, offers[device])
+        world.settle()
+        assert world.coordinator.rounds(job)[number]["summary"]["updates"] == len(devices)
+    known = standing(world, slow[0])
+    assert (known["reason"], known["benched_until"]) == (("slow", world.now + 90) if rests else ("", None))
+    invited = world.offers(devices).keys()
+    assert invited == set(devices[count:] if rests else devices)
+    if rests:
+        told = "device is benched: slow: it took 45.0 s, the others 10.0 s"
+        assert told in world.coordinator.job(job)["waiting"]["text"]
+
+
+def test_a_round_begins_with_slow_devices_rather_than_with_too_few(world: World) -> None:
+    world.job(num_rounds=4, participate={"min_available": 3})
+    devices = world.fleet("strong", "strong", "strong")
+    for seconds in (25, 45, 25):
+        offers = world.offers(devices)
+        assert offers.keys() == set(devices)
+        world.later(10)
+        for device in devices[1:]:
+            world.send(device, offers[device])
+        for _ in range(10, seconds, 5):
+            world.later(5)
+            beat(world, devices[0], offers[devices[0]].id)
+        world.send(devices[0], offers[devices[0]])
+        world.settle()
+
+
 def test_a_heartbeat_drops_nothing_that_time_brings(world: World) -> None:
     """The clock goes on between two looks at it: what falls in between must still happen."""
     job = world.job(num_rounds=1, participate={"min_available": 3})

@@ -62,7 +62,8 @@ def test_seats_have_a_device_and_its_boundary() -> None:
     assert (cohort.wanted, cohort.quorum, cohort.missing, cohort.uncovered, cohort.unfit) == (20, 10, 0, (), ())
     for seat in cohort.seats:
         strong = PROFILES[seat.member.device] is STRONG
-        assert seat.member == Member(seat.member.device, "stem" if strong else "head", 3 if strong else 1)
+        trains = 3 if strong else 1
+        assert seat.member == Member(seat.member.device, "stem" if strong else "head", trains, work=trains)
 
 
 def test_over_selection_has_more_seats_than_wanted() -> None:

@@ -25,9 +25,11 @@ from federation.cohort import (
 )
 from federation.errors import InputError
 from federation.rounds import (
+    LEAST_DEADLINE,
     LEAST_STUCK,
     MAX_TASK,
     MOST_TRIES,
+    OVERDUE,
     STUCK,
     VACANT,
     Abandon,
@@ -50,6 +52,7 @@ from federation.rounds import (
     decode,
     open_round,
 )
+from federation.seating import MOST_WORK
 from tests.federation.round_examples import (
     EXAMPLES,
     LEASE,
@@ -341,7 +344,7 @@ def test_a_fleet_is_waited_for_by_its_own_measure() -> None:
         facts: list[tuple[Event, float]] = [(DevicesAvailable(cohort=cohort("abcd", 4, 2)), 0.0)]
         facts += [(LeaseTaken(device, n), 0.0) for n, device in enumerate("abc")]
         round, _ = run(round, *facts, *((UpdateArrived(device, n, 1), usual) for n, device in enumerate("ab")))
-        assert round.late_at == rule.lateness * usual
+        assert late_at(round) == rule.lateness * usual
         round, _ = run(round, (UpdateArrived("c", 2, 1), usual))
         assert round.state == "closing", "d did not come in that time"
 
@@ -358,6 +361,32 @@ def test_a_device_that_is_known_to_be_slower_is_waited_for_longer_but_not_for_ev
         round, _ = run(opened(), (DevicesAvailable(cohort=drawn), 0.0), *taken)
         round, _ = run(round, (UpdateArrived("a", 0, 1), 10.0), (UpdateArrived("b", 1, 1), 10.0))
         assert late_at(round) == expected, own
+
+
+def test_a_device_that_has_more_to_do_is_waited_for_accordingly() -> None:
+    """One trains ten times as much as three others, whose tasks take a second: it is not measured by theirs."""
+
+    def begun(seconds: float | None, work: float) -> Round:
+        members = [replace(member(d), seconds=None if seconds is None else 1.0) for d in "abc"]
+        seats = [Seat(n, m) for n, m in enumerate([*members, replace(member("d"), seconds=seconds, work=work)])]
+        round, _ = run(opened(grace=0.5), (DevicesAvailable(cohort=Cohort(tuple(seats), 4, 2)), 0.0))
+        round, _ = run(round, *((LeaseTaken(device, n), 0.0) for n, device in enumerate("abcd")))
+        return run(round, *((UpdateArrived(device, n, 1), 1.0) for n, device in enumerate("abc")))[0]
+
+    for seconds, work, late in (
+        (None, 1.0, 3.0),  # nothing is known of it, and it has as much to do
+        (None, 10.0, 30.0),
+        (None, 1e9, 3.0 * MOST_WORK),  # a rough measure has an end
+        (4.0, 1.0, 6.0),  # known to be slower, and given twice as much
+        (9.0, 10.0, 27.0),  # what it takes itself is the better measure
+        (90.0, 10.0, 60.0),
+    ):
+        assert late_at(begun(seconds, work)) == late, (seconds, work)
+    assert begun(None, 10.0).deadline == 1.0 + LEAST_DEADLINE
+    assert begun(None, 50.0).deadline == 1.0 + OVERDUE * 50
+    for work, held_up in ((1.0, True), (10.0, False)):
+        round, _ = run(begun(4.0, work), (UpdateArrived("d", 3, 1), 5.0))
+        assert round.is_held_up_after(round.slots[3]) == held_up
 
 
 def test_a_seat_without_a_device_is_late_after_the_grace() -> None:

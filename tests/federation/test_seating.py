@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from federation.cohort import Cohort, LeaseTaken, Member, Seat, UpdateArrived
 from federation.errors import InputError
@@ -49,3 +52,22 @@ def test_seats_are_numbered_in_their_order() -> None:
     assert Seats([one, other]) == (one, other)
     with pytest.raises(InputError, match="numbers from 0"):
         Seats([other, one])
+
+
+@given(st.data())
+def test_what_is_carried_over_is_what_is_found_anew(data: st.DataObject) -> None:
+    """Devices of any speed and with any work come to any seat, in any state."""
+    some = st.sampled_from([None, 1.0, 2.0, 2.0, 50.0])
+
+    def any_seat(number: int) -> Seat:
+        member = Member(data.draw(st.sampled_from("abc")), "stem", 3, data.draw(some), data.draw(some) or 3.0)
+        state = data.draw(st.sampled_from(["offered", "leased", "arrived", "expired", "failed"]))
+        seconds = data.draw(some) if state == "arrived" else None
+        return Seat(number, member, 1, state, 9.0, (member.device,), seconds=seconds)
+
+    seats = Seats(map(any_seat, range(4)))
+    for _ in range(6):
+        seats = seats.put(any_seat(data.draw(st.integers(0, 3))))
+        anew = Seats(list(seats))
+        assert (seats.durations, seats.works) == (anew.durations, anew.works)
+        assert seats.usual_seconds == (statistics.median(anew.durations) if anew.durations else None)
