@@ -148,6 +148,7 @@ class Coordinator:
         self.unfit = reports.unfit
         self.waiting = reports.waiting
         self.census = reports.census
+        self.check_database = reports.check_database
         self.version_file = served.version_file
         self.known_version = served.known_version
         self.part = served.part

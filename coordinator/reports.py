@@ -308,6 +308,11 @@ class Reports:
                 return
             last = (rows[-1].round, rows[-1].slot)
 
+    def check_database(self) -> None:
+        """Read something small; raise what the database raises if it does not answer."""
+        with self._repository.reading() as session:
+            self._repository.ping(session)
+
     def census(self, since: float) -> dict[str, Any]:
         """Count jobs, devices and rounds; present are the devices that were heard of since then."""
         with self._repository.reading() as session:

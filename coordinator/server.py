@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coordinator.api import pages
 from coordinator.api.app import create_app
 from coordinator.api.limits import HEADER_BYTES, ClientLimits
+from coordinator.connections import Connections, parse_networks
 from coordinator.coordinator import Coordinator
 from coordinator.evaluation import EvaluationLimits
 from coordinator.lan import Names, names_of_this_machine
@@ -73,8 +74,9 @@ class Server:
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
         configure_logging(self.settings.log_level)
-        HERE.allow_open_files(WANTED_FILES)
-        config, bound = self._config(), self._listen()
+        files, settings = HERE.allow_open_files(WANTED_FILES), self.settings
+        connections = Connections(files, settings.concurrent_requests, settings.proxy or "")
+        config, bound = self._config(connections), self._listen()
         url = self._url(bound)
         log.info("listening", extra={"facts": {"url": url, **asdict(without_secrets(self.settings))}})
         if is_exposed(self.settings):
@@ -114,12 +116,12 @@ class Server:
 
         return renew
 
-    def _config(self) -> uvicorn.Config:
+    def _config(self, connections: Connections) -> uvicorn.Config:
         settings = self.settings
         certificate = settings.tls_certificate if self.lan is None else self.lan.certificate
         config = uvicorn.Config(
             self.app,
-            http=_Protocol,
+            http=functools.partial(_Protocol, connections),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             h11_max_incomplete_event_size=HEADER_BYTES,
@@ -131,7 +133,8 @@ class Server:
             ssl_certfile=certificate,
             ssl_keyfile=settings.tls_key,
             server_header=False,
-            proxy_headers=False,
+            proxy_headers=settings.proxy is not None,
+            forwarded_allow_ips=parse_networks(settings.proxy or ""),
         )
         try:
             config.load()
@@ -171,10 +174,26 @@ class _Protocol(H11Protocol):
     h11, which bounds headers: with httptools a client can send headers until there is no memory left.
     """
 
+    def __init__(self, connections: Connections, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._all = connections
+        self._address: str | None = None  # that is counted
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if peer else ""
+        if not self._all.enter(address):
+            transport.abort()
+            return
+        self._address = address
         super().connection_made(transport)
         self._read_at_once(HEAD)
         transport.set_write_buffer_limits(BODY // 2)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._address is not None:
+            self._all.leave(self._address)
+            super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         began = self.cycle

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.connections import parse_networks
 from coordinator.lan import EVERY_ADDRESS
 from federation.decode import decode
 from federation.errors import FieldError, InputError
@@ -39,6 +40,7 @@ class Settings:
     tls_key: str | None = None
     insecure: bool = False  # serve other machines without TLS
     allow_origin: tuple[str, ...] = ()  # of pages elsewhere that may call this API
+    proxy: str | None = None  # addresses or networks whose X-Forwarded-For is believed, with commas between
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
@@ -73,6 +75,12 @@ class Settings:
             _check_origin(("allow_origin", number), origin)
         if self.public_url is not None:
             _check_origin(("public_url",), self.public_url)
+        try:
+            if self.proxy is not None and not parse_networks(self.proxy):
+                raise ValueError
+        except ValueError:
+            example = "10.0.0.2 or networks such as 10.0.0.0/8, with commas between"
+            raise FieldError("proxy", f"expected addresses such as {example}, got {self.proxy!r}") from None
         for name in (
             "requests_per_second",
             "concurrent_requests",

@@ -44,8 +44,8 @@ class System(Protocol):
     def punch_hole(self, descriptor: int, offset: int, length: int) -> None:
         """Give blocks of a file back to the disk, where the system can; they read as zeros or as before."""
 
-    def allow_open_files(self, wanted: int) -> None:
-        """Raise the limit of open files as far as the system lets us."""
+    def allow_open_files(self, wanted: int) -> int | None:
+        """Raise the limit of open files as far as the system lets us, and return it; None where there is none."""
 
     def memory(self) -> ProcessMemory | None:
         """Measure this process; None where other ways are better (Linux: /proc)."""
@@ -82,13 +82,15 @@ class Linux:
         if call is not None and length:
             call(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(offset), ctypes.c_int64(length))
 
-    def allow_open_files(self, wanted: int) -> None:
+    def allow_open_files(self, wanted: int) -> int | None:
         resource = import_module("resource")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < most:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return None if now == resource.RLIM_INFINITY else int(now)
 
     def memory(self) -> ProcessMemory | None:
         return None
@@ -186,8 +188,9 @@ class Windows:
     def punch_hole(self, descriptor: int, offset: int, length: int) -> None:
         """Do nothing: the blocks stay until the next version is written over them."""
 
-    def allow_open_files(self, wanted: int) -> None:
+    def allow_open_files(self, wanted: int) -> int | None:
         """Do nothing: handles and sockets have no such limit there."""
+        return None
 
     def memory(self) -> ProcessMemory | None:
         found = _ProcessMemoryCounters()

@@ -28,8 +28,9 @@ from coordinator.api import (
 )
 from coordinator.api.admission import Admission
 from coordinator.api.documents import Health
-from coordinator.api.limits import ClientLimits, buckets, tries
+from coordinator.api.limits import ClientLimits, buckets, failed_enrolments, tries
 from coordinator.api.live_routes import Streams
+from coordinator.api.shared import Shared
 from coordinator.batching import Batched
 from coordinator.body_check import AT_ONCE
 from coordinator.coordinator import PRESENCE, Coordinator
@@ -38,6 +39,7 @@ from coordinator.registry import Registry
 from federation import __version__
 
 TICK = 0.25  # seconds
+READY = 1.0  # seconds for which it is taken as known that the database answers
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
@@ -79,6 +81,7 @@ def create_app(
     app.state.pace = buckets(limits)
     app.state.tries = tries()
     app.state.streams = Streams()
+    app.state.failed_enrolments = failed_enrolments()
     problems.install(app)
     for router in (
         join_routes.router,
@@ -102,7 +105,12 @@ def create_app(
 
 
 def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics) -> None:
-    """Add the routes for operators. They need no token: a proxy can keep others away from them."""
+    """Add the routes for operators. They need no token: a proxy can keep others away from them.
+
+    However many clients ask, the database is asked for them once in a while.
+    """
+    text = Shared(lambda: counts.text(), metrics.KEPT)
+    database = Shared(coordinator.check_database, READY)
 
     @app.get("/healthz", tags=["operations"], summary="Is the process alive?")
     async def healthz() -> Health:
@@ -110,15 +118,15 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
         return Health(status="ok", version=__version__)
 
     @app.get("/readyz", tags=["operations"], summary="Can it serve?")
-    def readyz() -> Health:
-        """Asks the database; 503 if that does not answer."""
-        coordinator.census(0.0)
+    async def readyz() -> Health:
+        """Asks the database, at most once a second; 503 if that does not answer."""
+        await database.latest()
         return Health(status="ready", version=__version__)
 
     @app.get("/metrics", tags=["operations"], summary="Numbers for Prometheus", response_class=Response)
     async def prometheus() -> Response:
         """The text format of Prometheus. docs/guides/operations.md explains every number."""
-        return Response(await counts.latest(), media_type=metrics.MEDIA_TYPE)
+        return Response(await text.latest(), media_type=metrics.MEDIA_TYPE)
 
 
 async def _tick(coordinator: Coordinator) -> None:

@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from coordinator.api.limits import check_pace, check_tries
+from coordinator.api.limits import check_enrolments, check_pace, check_tries
 from coordinator.coordinator import Coordinator
 from coordinator.credentials import token_hash
 from coordinator.errors import NotAllowed
@@ -145,6 +145,8 @@ class _Bearer(HTTPBearer):
 
 class _Enrolling(_Bearer):
     async def __call__(self, request: HTTPConnection) -> str:  # type: ignore[override]
+        if not request.scope[IDENTITY].is_known:
+            check_enrolments(request)
         check_pace(request, request.scope[IDENTITY].hashed)
         return self.sender(request).token or ""
 

@@ -19,7 +19,7 @@ from coordinator.api.admission import give_way
 from coordinator.api.auth import Device, EnrolmentToken, Known, Service
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, OwnName, Renewed
 from coordinator.api.downloads import Download
-from coordinator.api.limits import LARGEST, check_length
+from coordinator.api.limits import LARGEST, check_length, counting_failures
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
 from coordinator.body_check import check_body
@@ -41,12 +41,13 @@ Version = Annotated[int, Path(ge=0, le=LARGEST)]
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
-def enrol(request: Enrolment, token: EnrolmentToken, known: Known) -> Enrolled:
+def enrol(request: Enrolment, token: EnrolmentToken, known: Known, connection: Request) -> Enrolled:
     """With an enrolment token. The answer has the device's own token, which is not shown again.
 
     If another device has the name, this one gets a number behind it: `kitchen-2`.
     """
-    device, own = known.enrol(token, request.name, request.profile)
+    with counting_failures(connection):
+        device, own = known.enrol(token, request.name, request.profile)
     return Enrolled(device=device, token=own, name=known.name_of(device))
 
 

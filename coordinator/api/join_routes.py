@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from coordinator.api.auth import IDENTITY, Device, EnrolmentToken, Identity, Known, Service
 from coordinator.api.documents import RunningJob, RunningJobs
+from coordinator.api.limits import counting_failures
 from coordinator.jobs import OpenJob
 from federation.manifest import dumps
 
@@ -19,7 +20,8 @@ def open_jobs(request: Request, token: EnrolmentToken, known: Known, service: Se
     """For those who hold an enrolment token, before they join, and for devices."""
     sender: Identity = request.scope[IDENTITY]
     if not sender.is_known:
-        known.check_invited(token)
+        with counting_failures(request):
+            known.check_invited(token)
     return RunningJobs(jobs=[_described(job) for job in service.running_jobs()])
 
 

@@ -4,7 +4,7 @@
     413   a body above the bound of its route: by its Content-Length, or as soon as too much has come
     401   a body of a client without a valid token, but for an enrolment; the connection is closed
     408   a body that comes too slowly; the connection is closed
-    429   more requests per second than a device may send, or more wrong tokens than a person mistypes (Retry-After)
+    429   more requests per second than a device may send, or more wrong tokens than people mistype (Retry-After)
     503   more requests at once than the process may answer (Retry-After): admission.py
 
 Headers that come too slowly never become a request: server.py closes their connection.
@@ -16,6 +16,8 @@ import asyncio
 import math
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -25,6 +27,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from coordinator.api.problems import problem
+from coordinator.errors import NotAllowed
 
 HEADER_BYTES = 32 << 10  # all headers together; the report of an update has up to 16 KiB
 HEADER_COUNT = 100
@@ -34,6 +37,7 @@ LEAST_BYTES = 1024  # of a body, within `slow_client` seconds of waiting for it
 LARGEST = (1 << 31) - 1  # number of a round, a version or an event: what every database can count to
 BURST = 4.0  # seconds' worth of requests that a device may send at once
 TRIES_PER_SECOND, TRIES_AT_ONCE = 0.5, 10.0  # of an address, to sign in with a wrong token
+FAILED_PER_SECOND, FAILED_AT_ONCE = 1.0, 32.0  # enrolments of an address that may fail: a house behind one router
 _KNOWN_CLIENTS = 65_536
 
 # Bodies that are read piece by piece, checked on the way, and have bounds of their own.
@@ -62,13 +66,21 @@ class Buckets:
 
     def take(self, key: str, now: float) -> float:
         """Take a token and return 0.0, or return the seconds until there is one."""
-        tokens, then = self._left.pop(key, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - then) * self._rate)
+        tokens = self._tokens(key, now)
         lacking = max(0.0, 1.0 - tokens)
+        self._left.pop(key, None)
         self._left[key] = (tokens if lacking else tokens - 1.0, now)
         if len(self._left) > self._most:
             del self._left[next(iter(self._left))]
         return lacking / self._rate
+
+    def until_next(self, key: str, now: float) -> float:
+        """Return the seconds until there is a token, and take none."""
+        return max(0.0, 1.0 - self._tokens(key, now)) / self._rate
+
+    def _tokens(self, key: str, now: float) -> float:
+        tokens, then = self._left.get(key, (self._burst, now))
+        return min(self._burst, tokens + (now - then) * self._rate)
 
 
 def buckets(limits: ClientLimits) -> Buckets:
@@ -79,24 +91,46 @@ def tries() -> Buckets:
     return Buckets(TRIES_PER_SECOND, TRIES_AT_ONCE)
 
 
+def failed_enrolments() -> Buckets:
+    return Buckets(FAILED_PER_SECOND, FAILED_AT_ONCE)
+
+
 def check_pace(request: HTTPConnection, token_hash: str) -> None:
     """Answer 429 to a device that asks too often. Waiting for an answer costs nothing."""
     host = address_of(request.scope)
     wait = request.app.state.pace.take(token_hash or f"from {host}", time.monotonic())
+    _refuse_early(wait, "this device asks too often; slow down")
+
+
+def check_enrolments(request: HTTPConnection) -> None:
+    """Answer 429 to an address from which too many enrolments have failed."""
+    wait = request.app.state.failed_enrolments.until_next(address_of(request.scope), time.monotonic())
+    _refuse_early(wait, "too many enrolments from this address have failed; check the token and try again later")
+
+
+@contextmanager
+def counting_failures(request: HTTPConnection) -> Iterator[None]:
+    """Count an enrolment token that is refused in the block against the address that gave it."""
+    try:
+        yield
+    except NotAllowed:
+        request.app.state.failed_enrolments.take(address_of(request.scope), time.monotonic())
+        raise
+
+
+def _refuse_early(wait: float, why: str) -> None:
     if wait > 0:
-        seconds = str(math.ceil(wait))
-        raise HTTPException(429, "this device asks too often; slow down", {"Retry-After": seconds})
+        raise HTTPException(429, why, {"Retry-After": str(math.ceil(wait))})
 
 
 def check_tries(request: HTTPConnection) -> None:
     """Answer 429 to an address that signs in with wrong tokens again and again. The right one is never refused."""
     wait = request.app.state.tries.take(address_of(request.scope), time.monotonic())
-    if wait > 0:
-        raise HTTPException(429, "too many wrong tokens from this address", {"Retry-After": str(math.ceil(wait))})
+    _refuse_early(wait, "too many wrong tokens from this address")
 
 
 def address_of(scope: Scope) -> str:
-    """Return the address of a client; with a proxy in front it is the proxy's."""
+    """Return the address of a client. With a proxy in front it is the proxy's, unless the settings name that."""
     return str(scope["client"][0]) if scope.get("client") else ""
 
 

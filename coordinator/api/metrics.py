@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -61,7 +59,6 @@ class Metrics:
 
     def __init__(self, census: Census, figures: Figures | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._writing: asyncio.Future[bytes] | None = None  # the newest text, or one on its way
         self._requests = Counter(
             "embrace_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
         )
@@ -109,20 +106,6 @@ class Metrics:
         self._tasks.labels("refused").inc()
         own = error.reason if isinstance(error, Refused) else None
         self._refused.labels(own or next((word for kind, word in _REASONS if isinstance(error, kind)), "other")).inc()
-
-    async def latest(self) -> bytes:
-        """Return a text that is a few seconds old at most. However many clients ask, it is written by one thread."""
-        if self._writing is None:
-            self._writing = asyncio.ensure_future(run_in_threadpool(self.text))
-            self._writing.add_done_callback(self._written)
-        return await asyncio.shield(self._writing)
-
-    def _written(self, done: asyncio.Future[bytes]) -> None:
-        kept = 0.0 if done.cancelled() or done.exception() else KEPT
-        asyncio.get_running_loop().call_later(kept, self._forget)
-
-    def _forget(self) -> None:
-        self._writing = None
 
     def text(self) -> bytes:
         """Write the exposition format of Prometheus."""

@@ -89,6 +89,10 @@ class Repository:
         """List jobs: all, or those that a name or the beginning of an id may mean."""
         return _all(session, JobRecord, _matching(JOBS, match).order_by(JOBS.c.created_at))
 
+    def ping(self, session: Session) -> None:
+        """Read a row, if there is one."""
+        session.execute(select(JOBS.c.id).limit(1)).first()
+
     def unfinished_jobs(self, session: Session) -> list[JobRecord]:
         """List the jobs with a round to go on with, also stopped ones whose round is closing."""
         closing = select(ROUNDS.c.job).where(ROUNDS.c.state == "closing")

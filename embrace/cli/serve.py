@@ -41,6 +41,9 @@ def serve(
             help="Origin of a page elsewhere that may call this API, such as https://lab.example; repeatable."
         ),
     ] = None,
+    proxy: Annotated[
+        str | None, typer.Option(help="Address of a proxy in front, whose X-Forwarded-For is believed.")
+    ] = None,
     database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
@@ -74,6 +77,7 @@ def serve(
         "tls_key": tls_key,
         "insecure": insecure,
         "allow_origin": tuple(allow_origin) if allow_origin else None,
+        "proxy": proxy,
         "database": database,
         "evaluation_data": evaluation_data,
         "log_level": log_level,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,9 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from edge_runtime.bundle_files import file_ref, read_manifest
+from embrace import Client, Job
+from embrace.demo.fleet import SHIPPED
 from federation.manifest import MANIFEST_NAME
 from tests.live_server import LiveServer, live_server, make_bundle, next_task, send_update
 from tests.stock_python import ROOT
@@ -141,5 +145,32 @@ def test_a_device_s_credential(server: LiveServer, tmp_path: Path) -> None:
         r"fsync\(\d+<[^>]*/credentials\.json\.new>",
         r"rename\w*\([^\n]*credentials\.json",
         rf"fsync\(\d+<{re.escape(str(work))}>",
+    )
+    server.retire_devices()
+
+
+def test_what_a_device_keeps_of_a_task(server: LiveServer, tmp_path: Path) -> None:
+    """State that lasts longer than a task is on the device's disk before its update leaves: the file and its names."""
+    model = SHIPPED / "model"
+    shape = read_manifest(model).input.shape
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(1).random((20, *shape), np.float32), y=np.arange(20) % 10)
+    with Client(server.url, server.admin) as admin:
+        job = admin.create(Job(model, algorithm="scaffold", num_rounds=1, local={"steps": 1, "batch": 4}))
+    trace, work = tmp_path / "calls", tmp_path / "work"
+    agent = [sys.executable, "-m", "embrace", "agent", "--server", server.url, "--data", str(tmp_path / "data.npz")]
+    agent += ["--work", str(work), "--tier", "weak", "--engine", "portable", "--tasks", "1"]
+    command = ["strace", "-f", "-y", "-s", "40", "-e", f"trace={CALLS}", "-o", str(trace), *agent]
+    own = {**os.environ, "EMBRACE_TOKEN": server.enrolment}
+    subprocess.run(command, check=True, cwd=ROOT, env=own, capture_output=True, timeout=PATIENCE)
+    before, sent, _ = trace.read_text().partition('"PUT /v1/tasks/')
+    assert sent
+    folder = re.escape(str(work / "kept" / job))
+    in_order(
+        before,
+        rf"mkdir\w*\([^\n]*{folder}",
+        rf"fsync\(\d+<{re.escape(str(work / 'kept'))}>",
+        rf"fsync\(\d+<{folder}/[^>]*\.kept\.new>",
+        r"rename\w*\([^\n]*\.kept",
+        rf"fsync\(\d+<{folder}>",
     )
     server.retire_devices()

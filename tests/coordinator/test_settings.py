@@ -45,6 +45,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "tls_key": "a.key",
         "insecure": "true",
         "allow_origin": "https://lab.example http://192.168.1.7",
+        "proxy": "10.0.0.1,fd00::/8",
         "database": "sqlite:///x.db",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
