@@ -74,9 +74,7 @@ class Server:
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
         configure_logging(self.settings.log_level)
-        files, settings = HERE.allow_open_files(WANTED_FILES), self.settings
-        connections = Connections(files, settings.concurrent_requests, settings.proxy or "")
-        config, bound = self._config(connections), self._listen()
+        config, bound = self._config(), self._listen()
         url = self._url(bound)
         log.info("listening", extra={"facts": {"url": url, **asdict(without_secrets(self.settings))}})
         if is_exposed(self.settings):
@@ -116,8 +114,9 @@ class Server:
 
         return renew
 
-    def _config(self, connections: Connections) -> uvicorn.Config:
-        settings = self.settings
+    def _config(self) -> uvicorn.Config:
+        files, settings = HERE.allow_open_files(WANTED_FILES), self.settings
+        connections = Connections(files, settings.concurrent_requests, settings.proxy or "")
         certificate = settings.tls_certificate if self.lan is None else self.lan.certificate
         config = uvicorn.Config(
             self.app,

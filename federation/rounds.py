@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from federation import cohort as seats
-from federation.axes.participate import OnMissingQuorum, Participation
+from federation.axes.participate import OnMissingQuorum, Participation, quorum_of_share
 from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived, one_seat_each
 from federation.errors import EmbraceError, InputError
 from federation.seating import Seats
@@ -59,6 +59,7 @@ class Round:
     reason: str = ""  # why it was abandoned, or could not be closed yet
     tries: int = 0  # attempts to close it that failed
     max_task: float = MAX_TASK  # seconds after which a task is taken back, however alive its device is
+    share: float | None = None  # of the draws that are a quorum, if seats that no device takes are not counted
 
     def __post_init__(self) -> None:
         if self.number < 0 or not (0 < self.lease < math.inf and 0 < self.offer < math.inf):
@@ -99,7 +100,20 @@ class Round:
         if self.state != "collecting":
             return False
         deadline = math.inf if self.deadline is None or self.overdue else self.deadline
-        return now >= deadline or bool(self.slots.over(now)) or self.is_late(now)
+        if now >= deadline or self.slots.over(now):
+            return True
+        return self.is_late(now) or self.quorum_at(now) < self.quorum
+
+    def quorum_at(self, now: float) -> int:
+        """The quorum without the seats that are free, and that no device has come for in the time of an offer.
+
+        Else a round whose devices have failed or gone would wait for devices that there are not.
+        """
+        if self.share is None or self.state != "collecting" or self.arrived >= self.quorum or not self.slots.free:
+            return self.quorum
+        deserted = sum(seat.count for seat in self.slots if seat.free and now >= seat.since + self.offer)
+        missing = deserted + self.wanted - sum(seat.count for seat in self.slots)  # more may be invited than wanted
+        return min(self.quorum, quorum_of_share(self.share, self.wanted - missing)) if missing > 0 else self.quorum
 
     def _ends_at(self, seat: Seat) -> float:
         """When a seat is late. A device that returns it and takes it again gains no time."""
@@ -275,7 +289,8 @@ def open_round(
     lateness = rule.lateness if rule.deadline is None else None  # a deadline means what it says
     most = max(lease, max_task)
     missing = rule.on_missing_quorum
-    return Round(number, seed, now, lease, offer, rule.deadline, missing, lateness, rule.grace, max_task=most)
+    times = lateness, rule.grace
+    return Round(number, seed, now, lease, offer, rule.deadline, missing, *times, max_task=most, share=rule.share)
 
 
 def advance(round: Round, event: Event, now: float) -> tuple[Round, tuple[Effect, ...]]:
@@ -322,6 +337,8 @@ def _enter(step: Step, to: State) -> Step:
 
 def _settle(step: Step, now: float) -> Step:
     """Follow the conditions that hold."""
+    if (quorum := step[0].quorum_at(now)) < step[0].quorum:
+        step = replace(step[0], quorum=quorum), step[1]
     round, arrived = step[0], step[0].arrived
     passed = now >= (math.inf if round.deadline is None else round.deadline)
     for condition, holds in (

@@ -121,9 +121,12 @@ class Participation:
 
     def quorum_of(self, wanted: int) -> int:
         """How many of the wanted draws must arrive."""
-        if _is_integer(self.quorum):
-            return min(int(self.quorum), wanted)
-        return min(wanted, max(1, math.ceil(self.quorum * wanted - _ROUNDING)))
+        return min(int(self.quorum), wanted) if _is_integer(self.quorum) else quorum_of_share(self.quorum, wanted)
+
+    @property
+    def share(self) -> float | None:
+        """The quorum as a share, which follows the devices that are there; None for one that is waited for."""
+        return None if _is_integer(self.quorum) or self.quorum == 1 or self.deadline is not None else self.quorum
 
     def order(self, devices: Iterable[str], seed: int, round_number: int) -> list[str]:
         """All devices in a random order that is the same for all rounds of a window.
@@ -155,6 +158,11 @@ class Participation:
         if round_number < 0:
             raise InputError(f"round_number: expected 0 or more, got {round_number}")
         return round_number // self.window
+
+
+def quorum_of_share(share: float, wanted: int) -> int:
+    """How many of the wanted draws are a share of them."""
+    return max(1, min(wanted, math.ceil(share * wanted - _ROUNDING)))
 
 
 def _is_integer(value: float | int) -> bool:

@@ -99,6 +99,28 @@ def test_with_default_settings_one_dead_device_of_three_holds_nothing_up(world: 
     assert standing(world, devices[0])["seconds"] == 2.0
 
 
+@pytest.mark.parametrize("goes", ["wrong data", "killed"])
+def test_a_fleet_most_of_which_fails_at_once_goes_on_with_the_rest(world: World, goes: str) -> None:
+    """Three of five devices have wrong data, or are killed, in the first round: its quorum can never come."""
+    job = world.job(num_rounds=3, participate={"min_available": 2})
+    devices = world.fleet(*["strong"] * 5)
+    world.offers(devices)
+    offers = world.offers(devices)
+    works = devices[3:]
+    for device in works:
+        world.send(device, offers[device])
+    if goes == "wrong data":
+        for device in devices[:3]:
+            world.coordinator.fail_task(device, offers[device].id, "data", "no samples")
+    for _ in range(50):
+        world.later(1)
+        again = {device: offer for device in works if (offer := world.poll(device)) is not None}
+        for device, offer in again.items():
+            world.send(device, offer)
+    assert world.state(job)["state"] == "done"
+    assert [row["summary"]["updates"] for row in world.coordinator.rounds(job)] == [2, 2, 2]
+
+
 def test_a_full_quorum_waits_for_every_device(world: World) -> None:
     job = world.job(participate={"min_available": 3, "quorum": 1.0})
     devices = world.fleet("strong", "strong", "strong")

@@ -75,7 +75,9 @@ def wakes_at(round: Round) -> float | None:
     """When time alone changes something next, by looking at every seat."""
     deadline = [] if round.deadline is None or round.overdue else [round.deadline]
     late = [at for at in [late_at(round)] if at is not None]
-    times = [*deadline, *late, *(seat.until for seat in round.slots if seat.running)]
+    deserted = [seat.since + round.offer for seat in round.slots if seat.free]
+    deserted = [at for at in deserted if round.quorum_at(at) < round.quorum]
+    times = [*deadline, *late, *deserted, *(seat.until for seat in round.slots if seat.running)]
     return min(times, default=None) if round.state == "collecting" else None
 
 

@@ -70,10 +70,14 @@ class AnyRound(RuleBasedStateMachine):
         self.facts: list[tuple[Event, float]] = []
         self.accepted: dict[int, str] = {}
         self.closed: list[CloseRound] = []
+        self.deserted = False
         self.leases: dict[int, list[tuple[str, float]]] = {}  # of every slot: who was granted it, until when
 
-    @initialize(rule=constants, wanted=st.integers(1, 4), extra=st.integers(0, 2), data=st.data())
-    def begin(self, rule: dict[str, Any], wanted: int, extra: int, data: Any) -> None:
+    @initialize(
+        rule=constants, wanted=st.integers(1, 4), extra=st.integers(0, 2), deserted=st.booleans(), data=st.data()
+    )
+    def begin(self, rule: dict[str, Any], wanted: int, extra: int, deserted: bool, data: Any) -> None:
+        self.deserted = deserted
         self.first = self.round = opened(most=MOST, **rule)
         self.cohort = cohort(DEVICES[: wanted + extra], wanted, data.draw(st.integers(1, wanted)))
         if data.draw(st.sampled_from([True, True, True, False])):
@@ -251,12 +255,25 @@ class AnyRound(RuleBasedStateMachine):
         assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
         if self.round.state == "selecting":
             self.draw()
+        if self.round.state == "collecting" and self.deserted:
+            self.no_other_device_comes()
         if self.round.state == "collecting":
             self.one_only_beats()
         for _ in range(MOST_TRIES):
             if self.round.state == "closing":
                 self.tell(CloseFailed("a defect"))
         assert self.round.state in ("committed", "abandoned")
+
+    def no_other_device_comes(self) -> None:
+        """Liveness: if a share is the quorum, one update is enough when all other devices have failed or gone."""
+        taken = [seat for seat in self.round.slots if seat.state == "leased"]
+        if taken:
+            self.tell(UpdateArrived(taken[0].member.device, taken[0].number, len(taken[0].holders)))
+        if self.round.share is not None and self.round.arrived:
+            for _ in range(3):
+                self.now += 2 * LEASE
+                self.tell(Tick())
+            assert self.round.state == "closing"
 
     def one_only_beats(self) -> None:
         """Liveness: when enough devices come, take and answer, the round ends, though one only beats."""

@@ -389,6 +389,31 @@ def test_a_device_that_has_more_to_do_is_waited_for_accordingly() -> None:
         assert round.is_held_up_after(round.slots[3]) == held_up
 
 
+def test_a_round_whose_devices_have_failed_closes_with_a_quorum_of_those_that_are_there() -> None:
+    """Five were drawn and three are a quorum; two answer, two return their tasks, and one is not heard of again."""
+
+    def left_alone(rule: dict[str, float]) -> Round:
+        begun = run(opened(**rule), (DevicesAvailable(cohort=cohort("abcde", 5, 3)), 0.0))[0]
+        facts: list[Event] = [LeaseTaken(device, n) for n, device in enumerate("abcde")]
+        facts += [UpdateArrived("a", 0, 1), UpdateArrived("b", 1, 1), TaskReturned("c", 2, 1), TaskReturned("d", 3, 1)]
+        return run(begun, *((fact, 1.0) for fact in facts))[0]
+
+    round = left_alone({})
+    assert (round.quorum, wakes_at(round)) == (3, 1.0 + OFFER)
+    round, _ = advance(round, Tick(), 1.0 + OFFER - 0.1)
+    assert round.quorum == 3, "another device may come"
+    round, _ = advance(round, Tick(), 1.0 + OFFER)
+    assert (round.state, round.quorum) == ("closing", 2), "half of three, and the third is late"
+    for rule in ({"quorum": 3}, {"quorum": 1.0}, {"deadline": 1e6}):
+        kept, _ = run(left_alone(rule), (Tick(), 5000.0))
+        assert (kept.state, kept.quorum) == ("collecting", 3), rule
+    taken, _ = run(left_alone({}), (DevicesAvailable((member("f"), member("g"))), 2.0), (LeaseTaken("f", 2), 2.0))
+    taken, _ = run(taken, (LeaseTaken("g", 3), 2.0), (Tick(), 1.0 + OFFER))
+    assert (taken.state, taken.quorum) == ("collecting", 3), "their seats are taken"
+    spare = run(collecting("abcd", 2, 2), (UpdateArrived("a", 0, 1), 1.0), (TaskReturned("c", 2, 1), 1.0))[0]
+    assert advance(spare, Tick(), 20.0)[0].quorum == 2, "more were invited than wanted"
+
+
 def test_a_seat_without_a_device_is_late_after_the_grace() -> None:
     round, _ = advance(opened(), DevicesAvailable(cohort=cohort("abc", 3, 2)), 0.0)
     round, _ = run(round, (LeaseTaken("a", 0), 0.0), (LeaseTaken("b", 1), 0.0))
