@@ -53,6 +53,25 @@ def div(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     return [left, right]
 
 
+@rule("Mod")
+def mod(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """a - trunc(a / b) * b, the truncated quotient being constant almost everywhere."""
+    a, b = node.input
+    dy = str(upstream[0])
+    left = _summed(context, node, 0, dy) if context.wants(node, 0) else None
+    right = None
+    if context.wants(node, 1):
+        quotient = context.op("Div", context.op("Sub", a, node.output[0]), b)
+        right = context.op("Neg", _summed(context, node, 1, context.op("Mul", dy, context.op("Round", quotient))))
+    return [left, right]
+
+
+@rule("Floor", "Ceil", "Round", "Sign")
+def flat(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """Steps: no slope."""
+    return [None]
+
+
 @rule("Neg")
 def neg(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     return [context.op("Neg", str(upstream[0]))]

@@ -8,7 +8,8 @@ from onnx import NodeProto
 from model_export.autodiff.engine import Context
 from model_export.autodiff.registry import Gradients, rule
 from model_export.autodiff.rules.elementwise import Upstream
-from model_export.graph import Shape, attribute
+from model_export.errors import ExportError
+from model_export.graph import Shape, attribute, module_of
 
 
 @rule("Gemm")
@@ -35,6 +36,34 @@ def gemm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
         dc = context.sum_to(dy, context.shape(node.output[0]), node.input[2])
         dc = context.op("Mul", dc, beta) if beta != 1.0 else dc
     return [da, db, dc]
+
+
+@rule("Einsum")
+def einsum(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The gradient of an operand is the sum of products of the result's gradient and the other operands."""
+    terms, arrow, result = str(attribute(node, "equation")).replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if "." in terms or not arrow or any(len(set(term)) < len(term) for term in [*letters, result]):
+        raise ExportError(
+            f"node {node.name!r} (module {module_of(node)!r}): Einsum {terms + arrow + result!r} with an ellipsis, "
+            "a diagonal or no result has no gradient here"
+        )
+    return [_of_operand(context, node, letters, result, i, str(upstream[0])) for i in range(len(letters))]
+
+
+def _of_operand(context: Context, node: NodeProto, letters: list[str], result: str, index: int, dy: str) -> str | None:
+    if not context.wants(node, index):
+        return None
+    mine, name = letters[index], node.input[index]
+    others = [i for i in range(len(letters)) if i != index]
+    known = set(result).union(*(letters[i] for i in others))
+    kept = "".join(letter for letter in mine if letter in known)
+    equation = ",".join([result, *(letters[i] for i in others)]) + "->" + kept
+    value = context.op("Einsum", dy, *(node.input[i] for i in others), equation=equation)
+    if kept == mine:
+        return value
+    summed = [axis for axis, letter in enumerate(mine) if letter not in known]  # each of its elements counted alike
+    return context.op("Expand", context.op("Unsqueeze", value, summed), context.runtime_shape(name))
 
 
 @rule("MatMul")

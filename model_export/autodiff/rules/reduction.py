@@ -66,3 +66,32 @@ def reduce_l2(context: Context, node: NodeProto, upstream: Upstream) -> Gradient
     safe = context.op("Where", context.op("Greater", y, 0.0), y, 1.0)
     ratio = context.op("Div", str(upstream[0]), safe)
     return [context.op("Mul", node.input[0], _kept(context, node, ratio, axes))]
+
+
+@rule("ReduceL1")
+def reduce_l1(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    dy = _kept(context, node, str(upstream[0]), _axes(context, node))
+    return [context.op("Mul", context.op("Sign", node.input[0]), dy)]
+
+
+@rule("ReduceLogSumExp")
+def reduce_log_sum_exp(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The softmax of the reduced axes."""
+    axes = _axes(context, node)
+    above = context.op("Sub", node.input[0], _kept(context, node, node.output[0], axes))
+    return [context.op("Mul", context.op("Exp", above), _kept(context, node, str(upstream[0]), axes))]
+
+
+@rule("ReduceProd")
+def reduce_prod(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The product of the others, which a zero among them makes zero."""
+    x, axes = node.input[0], _axes(context, node)
+    if not axes:  # noop_with_empty_axes
+        return [upstream[0]]
+    is_zero = context.op("Cast", context.op("Equal", x, 0.0), to=FLOAT)
+    safe = context.op("Add", x, is_zero)
+    others = context.op("Div", context.op("ReduceProd", safe, axes, keepdims=1), safe)
+    zeros = context.op("ReduceSum", is_zero, axes, keepdims=1)
+    alone = context.op("Cast", context.op("Equal", zeros, is_zero), to=FLOAT)
+    dy = _kept(context, node, str(upstream[0]), axes)
+    return [context.op("Mul", context.op("Mul", others, alone), dy)]

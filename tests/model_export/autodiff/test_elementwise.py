@@ -13,7 +13,17 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from model_export.graph import Shape
-from tests.model_export.autodiff.drawing import booleans, broadcast, distinct, examples, few, nonzero, positive, shapes
+from tests.model_export.autodiff.drawing import (
+    booleans,
+    broadcast,
+    distinct,
+    examples,
+    few,
+    nonzero,
+    off,
+    positive,
+    shapes,
+)
 from tests.model_export.autodiff.harness import Fill, Fixed, check_nodes, check_operator, normal, of, operator
 
 
@@ -143,3 +153,16 @@ def test_arithmetic_in_another_type_has_its_gradient_in_that_type() -> None:
         helper.make_node("Cast", ["square"], ["y"], name="/back", to=TensorProto.FLOAT),
     ]
     check_nodes(nodes, torch.square, {"x": (None, 3)})
+
+
+@operator("Mod")
+def test_the_rest_of_a_division() -> None:
+    check_operator("Mod", torch.fmod, [(None, 3), (3,)], fill=[normal, nonzero], fmod=1)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "function"),
+    [of("Floor", torch.floor), of("Ceil", torch.ceil), of("Round", torch.round), of("Sign", torch.sign)],
+)
+def test_steps_have_no_slope(op_type: str, function: Callable[[Tensor], Tensor]) -> None:
+    check_operator(op_type, function, [(None, 3)], fill=off(0.0))

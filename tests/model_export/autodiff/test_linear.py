@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_export.errors import ExportError
 from model_export.graph import Shape
 from tests.model_export.autodiff.drawing import examples
 from tests.model_export.autodiff.harness import check_operator, operator
@@ -83,3 +85,26 @@ def test_a_dense_layer_over_a_sequence_sums_over_all_its_steps(leading: Shape, i
 def test_the_batch_may_be_the_number_of_rows() -> None:
     check_operator("MatMul", torch.matmul, [(2, None, 3), (2, 3, 4)])
     check_operator("MatMul", torch.matmul, [(2, 3, 4), (2, 4, None)])
+
+
+EQUATIONS = {
+    "bij,bjk->bik": [(None, 2, 3), (None, 3, 4)],
+    "bhqd,bhkd->bhqk": [(None, 2, 3, 4), (None, 2, 5, 4)],
+    "bi,ij,bj->b": [(None, 2), (2, 3), (None, 3)],
+    "bij->bi": [(None, 2, 3)],
+    "bi,jk->bj": [(None, 3), (2, 4)],
+    "ij->ji": [(2, 3)],
+}
+
+
+@operator("Einsum")
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_sums_of_products(equation: str) -> None:
+    check_operator("Einsum", lambda *x: torch.einsum(equation, *x), EQUATIONS[equation], equation=equation)
+
+
+@pytest.mark.parametrize("equation", ["bii->bi", "...i->...", "ij"])
+def test_sums_of_products_without_a_gradient_are_refused(equation: str) -> None:
+    shape = (2,) * (3 if "b" in equation else 2)
+    with pytest.raises(ExportError, match="with an ellipsis, a diagonal or no result has no gradient here"):
+        check_operator("Einsum", lambda x: torch.einsum(equation, x), [shape], equation=equation)

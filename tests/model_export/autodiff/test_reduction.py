@@ -21,7 +21,17 @@ REDUCTIONS = [
     of("ReduceMin", torch.amin, distinct),
     of("ReduceSumSquare", lambda x, axes, keepdim: (x * x).sum(axes, keepdim), normal),
     of("ReduceL2", torch.linalg.vector_norm, nonzero),
+    of("ReduceL1", lambda x, axes, keepdim: x.abs().sum(axes, keepdim), nonzero),
+    of("ReduceLogSumExp", torch.logsumexp, normal),
+    of("ReduceProd", lambda x, axes, keepdim: product(x, axes, keepdim), few(3)),
 ]
+
+
+def product(x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    """One axis after the other; zeros among the factors are part of the test."""
+    for axis in sorted((axis % x.ndim for axis in axes), reverse=True):
+        x = x.prod(axis, keepdim)
+    return x
 
 
 def norm(function: Callable[..., Tensor], axes: list[int], keep: bool) -> Callable[[Tensor], Tensor]:
