@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from federation.space import Vector
 
 _DROPOUT = 1 << 32  # a draw of its own: not one of the augmentation's
 _EPOCHS = 1 << 24  # more than a task has
+Seen = Callable[[Vector], None]  # of a local model, in memory that changes with the next step
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ class Trainer:
         measures_memory: bool = True,
         allowed: int | None = None,
         progress: Progress = lambda what, done, total: None,
+        seen: Seen = lambda parameters: None,
     ) -> None:
         """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py).
 
-        `allowed` is the budget of the whole process, for reports.
+        `allowed` is the budget of the whole process, for reports; `seen` gets the local model after every step.
 
         Measuring memory costs a thread that looks every millisecond: much, where many devices share a process.
         """
@@ -106,6 +108,7 @@ class Trainer:
         self.allowed = allowed
         self.forward_share = forward_share
         self.progress = progress
+        self.seen = seen
         self._step: tuple[tuple[str, ...], GradientStep] | None = None
         self._stored: _Stored | None = None
         self._idle = current_memory()
@@ -256,6 +259,7 @@ class Trainer:
             losses.append(loss)
             with watch.part("optimiser"):
                 local.step(step.gradients, task.rate)
+            self.seen(local.x)
         with watch.part("optimiser"), np.errstate(over="ignore", invalid="ignore"):
             if not np.isfinite(np.dot(local.x, local.x)):
                 raise NonFiniteLoss(f"parameters are not finite after round {task.round}; use a smaller rate")

@@ -37,6 +37,7 @@ from federation.rounds import encode_seat
 from federation.space import Vector
 from federation.traffic import Traffic, traffic_of
 from federation.wire import CheckedUpdate, WireError, check_data
+from simulation.apart import Seen, StepSums
 from simulation.server import BEFORE, SeatTask
 
 KEPT = "kept"  # in a run's folder: what devices keep, a folder for each
@@ -47,7 +48,7 @@ class TrainGroup(Protocol):
     """Trains some devices, together or one by one."""
 
     def __call__(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
     ) -> list[Outcome | NonFiniteLoss]: ...
 
 
@@ -61,6 +62,7 @@ class Share:
     groups: list[list[SeatTask]]
     hands_on: bool = False  # the next round goes on with these local models
     compares: bool = False  # these local models are compared with each other
+    apart: bool = False  # and their distance is measured after every step
     saved: int = 0  # the round with which the run would go on, if it ended now
 
     def files(self, keeps: bool) -> list[str]:
@@ -107,6 +109,7 @@ class Done:
     reports: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
+    apart: StepSums | None = None
 
     def encode(self) -> dict[str, Any]:
         """For JSON; the sums go another way."""
@@ -142,6 +145,8 @@ class Devices:
     def run(self, work: Share) -> Done:
         """All tasks of a share, folded."""
         done = Done(self.engine.sums(work.number, work.facts, work.draws))
+        if work.apart:
+            done.apart = StepSums(self.engine.plan, self.manifest.space, work.draws)
         for group in work.groups:
             servers = [_Vectors(self.vectors, self._handed_on, seat.task) for seat in group]
             begun = [
@@ -151,25 +156,30 @@ class Devices:
             for seat, start in zip(group, begun, strict=True):
                 if work.compares and seat.task.exchange.keeps_model:
                     self._look(seat, start, start.received.parameters)  # its own parts, and those just averaged
+            paths: list[list[Vector]] = [[] for _ in group]  # of each device, its model after every step
             outcomes = self.train(
-                [seat.device for seat in group], [seat.task for seat in group], [start.received for start in begun]
+                [seat.device for seat in group],
+                [seat.task for seat in group],
+                [start.received for start in begun],
+                _recorder(paths) if work.apart else None,
             )
-            for seat, server, start, outcome in zip(group, servers, begun, outcomes, strict=True):
+            for seat, server, start, outcome, path in zip(group, servers, begun, outcomes, paths, strict=True):
                 if isinstance(outcome, NonFiniteLoss):
                     done.failures.append(f"{seat.device}: {outcome}")
-                else:
-                    self._finish(work, seat, server, start, outcome, done)
+                elif self._finish(work, seat, server, start, outcome, done) and done.apart and self._whole(start):
+                    done.apart.add(path, self.vectors[MODEL])
         return done
 
     def _finish(
         self, work: Share, seat: SeatTask, server: _Vectors, start: Begun, outcome: Outcome, done: Done
-    ) -> None:
+    ) -> bool:
+        """Fold what a device sends, and say whether it was accepted."""
         contribution = finish(start, outcome)
         try:
             update, body = self._checked(contribution, seat, work)
         except WireError as error:  # a coordinator refuses it, and goes on without this device
             done.failures.append(f"{seat.device}: {error}")
-            return
+            return False
         if work.compares and not seat.task.exchange.keeps_model:
             self._look(seat, start, outcome.parameters)  # what began as one model for all
         if self.engine.keeps_state:
@@ -187,6 +197,7 @@ class Devices:
         done.sums.fold(update, body, self.engine.weight(int(report["samples"])), seat.count, report)
         done.arrived.append(seat.slot)
         done.reports.append(report)
+        return True
 
     def _checked(self, contribution: Contribution, seat: SeatTask, work: Share) -> tuple[CheckedUpdate, io.BytesIO]:
         """What the coordinator would find in an update, and the data of its body."""
@@ -206,8 +217,11 @@ class Devices:
         kept.acknowledged(seat.id, but=max(before, key=_round_of, default=None))
 
     def _look(self, seat: SeatTask, start: Begun, weights: Vector) -> None:
-        if start.device.graph.size == self.manifest.space.size:
+        if self._whole(start):
             self.look(seat.slot, weights)
+
+    def _whole(self, start: Begun) -> bool:
+        return start.device.graph.size == self.manifest.space.size
 
     def _by_layer(self, regions: Iterable[Region]) -> dict[str, int]:
         """Elements of every layer, of all regions together."""
@@ -228,6 +242,10 @@ class Devices:
     def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
         vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
         return trained_region(self.manifest, coverage(self.manifest, inherit.boundary)), vectors[MODEL]
+
+
+def _recorder(paths: Sequence[list[Vector]]) -> Seen:
+    return lambda place, model: paths[place].append(np.array(model))
 
 
 class _Vectors:

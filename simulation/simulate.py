@@ -32,6 +32,7 @@ from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.metrics import Score
 from federation.traffic import Link, Traffic, total_of
+from simulation.apart import StepSums
 from simulation.assignment import Assigner
 from simulation.datasets import Dataset
 from simulation.devices import HANDED_ON, KEPT, Share, forget_handed_on
@@ -145,13 +146,14 @@ class Options:
     svcca_every: int = 0  # rounds between comparisons of all local models, layer by layer; 0: never
     link: Link | None = None  # how long the exchange of each round would take on it
     stop_at: float | None = None  # accuracy at which the run ends early
+    apart_every: int = 0  # rounds in which the distance of local models is measured after every step; 0: never
 
     def __post_init__(self) -> None:
         if self.engine not in ("torch", "portable"):
             raise InputError(f"engine: expected torch or portable, got {self.engine!r}")
         if self.workers < 1:
             raise InputError(f"workers: expected at least 1, got {self.workers}")
-        for name in ("evaluate_every", "by_layer_every", "svcca_every"):
+        for name in ("evaluate_every", "by_layer_every", "svcca_every", "apart_every"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected a number of rounds, or 0 for never, got {getattr(self, name)}")
 
@@ -170,6 +172,8 @@ class Simulation:
         self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
         samples = {device.id: len(device.trained) for device in fleet.devices}
         self.assigner = Assigner(self.manifest, samples, options.engine == "torch", options.workers)
+        if options.apart_every and self.plan.local.epochs is not None:
+            raise InputError("apart_every: expected a job with local.steps, the same for every device, not epochs")
         self.records: list[Record] = []
         self.saved = 0  # the round that the checkpoint goes on with
 
@@ -206,12 +210,13 @@ class Simulation:
             ],
         }
         size, tracks = self.manifest.space.size, 1 + len(self.plan.choices.tracks)
+        steps = self.plan.local.steps if self.options.apart_every else 0
         shared = {name: ArraySpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
         spec = WorkerSpec(
             "simulation.worker:build",
             settings,
             {"vectors": ArraySpec((len(vectors), size)), **shared},
-            {"sums": ArraySpec((tracks, size), "int64")},
+            {"sums": ArraySpec((tracks, size), "int64"), "apart": ArraySpec((steps, size), "int64")},
             ("simulation.stacked_trainer",) if self.options.engine == "torch" else (),
             reads=("bundle",),
             folder="folder",
@@ -261,14 +266,19 @@ class Simulation:
         draws, hands_on = sum(seat.count for seat in seats), server.engine.inherits(number + 1)
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
         compares = self._due(self.options.svcca_every, number)
+        measures = self._due(self.options.apart_every, number)
         facts, saved = server.state.facts, self.saved
         works = [
-            Share(number, facts, draws, groups, hands_on, compares, saved) for groups in self.assigner.assign(seats)
+            Share(number, facts, draws, groups, hands_on, compares, measures, saved)
+            for groups in self.assigner.assign(seats)
         ]
         sums, found = server.sums(seats), []
+        apart = StepSums(self.plan, self.manifest.space, draws) if measures else None
         keeps = server.engine.keeps_state
         for answer, arrays in pool.map({"work": work.encode(), "files": work.files(keeps)} for work in works):
             found.append(answer["done"])
+            if apart:
+                apart.merge(answer["apart"], arrays["apart"])
             for row, (name, header) in enumerate(answer["totals"].items()):
                 sums.merge(name, Accumulator.load(self.manifest.space, header, arrays["sums"][row]))
         if hands_on:
@@ -291,6 +301,8 @@ class Simulation:
             moved = total_of(Traffic(**done["traffic"]) for done in found)
             measured = server.engine.by_layer(sums, server.state.facts)
             line["per_layer"] = {**measured, "bytes_up": moved.up, "bytes_down": moved.down}
+        if apart:
+            line["apart"] = apart.distances()
         if compares:
             line.setdefault("per_layer", {})["svcca"] = compare_saved(self.folder)
         line["seconds"] = time.perf_counter() - began

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from federation.messages import Report, Task
 from federation.space import Vector
 from model_export.oracle import random_labels
 from model_export.shapes import sample_input
+from simulation.apart import Seen
 from simulation.assignment import LEAST_STACKED, may_stack
 from simulation.shared_samples import SharedSamples
 from simulation.stacked_step import StackedStep, prepare_stack
@@ -38,6 +40,14 @@ from simulation.torch_engine import TorchEngine, aligned, infer
 
 TRIED = 2  # devices, and samples of each, that a stack is tried with
 NO_RULE = ".*batching rule"  # PyTorch's warning: it takes the devices of a stack one after the other
+
+
+def _ignore(parameters: Vector) -> None:
+    """Look at no step."""
+
+
+def _of_rows(seen: Seen, places: Sequence[int]) -> Seen:
+    return lambda row, parameters: seen(places[row], parameters)
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,16 @@ class StackedTrainer:
         self._modules: dict[str, nn.Module | None] = {}  # by boundary; None: PyTorch cannot stack it
 
     def train(
-        self, tasks: Sequence[Task], received: Sequence[Received], samples: Sequence[TrainingSamples]
+        self,
+        tasks: Sequence[Task],
+        received: Sequence[Received],
+        samples: Sequence[TrainingSamples],
+        seen: Seen | None = None,
     ) -> list[Outcome | NonFiniteLoss]:
         """Run each device's task; return what it gives, in memory of its own, or why it diverged.
 
-        Those that bring the same vectors and do the same are stacked, if they are enough.
+        Those that bring the same vectors and do the same are stacked, if they are enough. `seen` gets a device's place
+        and its local model after every step.
         """
         tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
         groups: dict[Hashable, list[int]] = {}
@@ -84,10 +99,10 @@ class StackedTrainer:
             covered = coverage(self.manifest, tasks[places[0]].boundary)
             module = self._stackable(covered, tasks[places[0]]) if len(places) >= LEAST_STACKED else None
             if module is None:
-                outcomes = [self._alone(tasks[p], received[p], samples[p]) for p in places]
+                outcomes = [self._alone(tasks[p], received[p], samples[p], seen and partial(seen, p)) for p in places]
             else:
                 members = [(tasks[p], received[p], samples[p]) for p in places]
-                outcomes = _Stack(self, covered, module, members).run()
+                outcomes = _Stack(self, covered, module, members).run(seen and _of_rows(seen, places))
             for place, outcome in zip(places, outcomes, strict=True):
                 found[place] = outcome
         return found
@@ -99,8 +114,12 @@ class StackedTrainer:
         augmented = task.crop, task.flip
         return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
 
-    def _alone(self, task: Task, start: Received, samples: TrainingSamples) -> Outcome | NonFiniteLoss:
-        trainer = Trainer(self.engine.directory, self.source, samples, engine=self.engine, measures_memory=False)
+    def _alone(
+        self, task: Task, start: Received, samples: TrainingSamples, seen: Callable[[Vector], None] | None
+    ) -> Outcome | NonFiniteLoss:
+        trainer = Trainer(
+            self.engine.directory, self.source, samples, engine=self.engine, measures_memory=False, seen=seen or _ignore
+        )
         try:
             outcome = trainer.run(task, start)
         except NonFiniteLoss as error:
@@ -172,12 +191,15 @@ class _Stack:
         self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, own))
         self.name = trainer.manifest.tiers.get(self.task.boundary, self.task.boundary)
 
-    def run(self) -> list[Outcome | NonFiniteLoss]:
+    def run(self, seen: Seen | None = None) -> list[Outcome | NonFiniteLoss]:
         read = self._reader()
         losses = np.empty((self.task.steps, len(self.tasks)), np.float64)
         for number in range(self.task.steps):
             losses[number] = self.step.run(*read(number))
             self.local.step(self.step.gradients, self.task.rate)
+            if seen is not None:
+                for row in range(len(self.tasks)):
+                    seen(row, self.step.row(self.local.x, row))
         update, state = self.local.update(), self.local.state()
         seconds = (time.perf_counter() - self.began) / len(self.tasks)
         return [self._outcome(row, losses[:, row], update, state, seconds) for row in range(len(self.tasks))]

@@ -4,8 +4,8 @@ settings    {"bundle", "plan", "rules", "folder", "engine", "vectors": names, "d
             of a device's numbers those from `held` on are held out
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
 job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
-slot        sums [tracks, P]
-answer      {"done": ..., "totals": {track: the rest of its sums}}  or  {"score": ...}
+slot        sums [tracks, P]; apart [steps, P], where the distance of local models is measured
+answer      {"done": ..., "totals": {track: the rest of its sums}, "apart": the rest of its}  or  {"score": ...}
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,7 @@ from federation.manifest import Boundary, Manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.space import Vector
+from simulation.apart import Seen
 from simulation.devices import Devices, Share
 from simulation.own_rules import resolver
 from simulation.pool import Arrays, Json, Work
@@ -57,9 +58,9 @@ class FleetEngine(Protocol):
     """Trains and scores simulated devices in one process."""
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
     ) -> list[Outcome | NonFiniteLoss]:
-        """Run some devices' tasks."""
+        """Run some devices' tasks; `seen` gets their local models after every step."""
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         """Open a training step of the model."""
@@ -114,7 +115,8 @@ class FleetWorker:
         totals = {}
         for row, (name, total) in enumerate(done.sums.totals.items()):
             totals[name], slot["sums"][row] = total.dump()
-        return {"done": done.encode(), "totals": totals}
+        apart = done.apart.dump(slot["apart"]) if done.apart else None
+        return {"done": done.encode(), "totals": totals, "apart": apart}
 
     @cached_property
     def _outputs(self) -> LayerOutputs:
@@ -174,10 +176,10 @@ class _Torch:
         self.one_thread = one_thread
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
     ) -> list[Outcome | NonFiniteLoss]:
         self._source.version = str(tasks[0].round)
-        return self._trainer.train(tasks, received, [self._worker.samples(device) for device in devices])
+        return self._trainer.train(tasks, received, [self._worker.samples(device) for device in devices], seen)
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         return self._engine.open_step(boundary)
@@ -197,17 +199,22 @@ class _Portable:
         self._version = -1
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
     ) -> list[Outcome | NonFiniteLoss]:
-        return [self._one(*given) for given in zip(devices, tasks, received, strict=True)]
+        each = enumerate(zip(devices, tasks, received, strict=True))
+        return [self._one(*given, partial(seen, place) if seen else lambda model: None) for place, given in each]
 
-    def _one(self, device: str, task: Task, received: Received) -> Outcome | NonFiniteLoss:
+    def _one(
+        self, device: str, task: Task, received: Received, seen: Callable[[Vector], None]
+    ) -> Outcome | NonFiniteLoss:
         if task.round != self._version:
             if self.__dict__.pop("_layers", None) is not None:
                 self._forget_layers()
             self._version = task.round
         samples, settings = self._worker.samples(device), RuntimeSettings(threads=1)
-        trainer = Trainer(self._worker.bundle, self._layers, samples, settings=settings, measures_memory=False)
+        trainer = Trainer(
+            self._worker.bundle, self._layers, samples, settings=settings, measures_memory=False, seen=seen
+        )
         try:
             return trainer.run(task, received)
         except NonFiniteLoss as error:

@@ -19,6 +19,11 @@ CHANGES = (
         "FEMNIST had ink 0 on paper 1, and its network PyTorch's first weights; now ink is 1, and the first weights "
         "are He's. Rows of FEMNIST are not valid any more",
     ),
+    Change(
+        frozenset({"partial-averaging"}),
+        "the squared distance added each part at its own worst moment; now it is that of the whole model after every "
+        "step, as in the paper's figure 2",
+    ),
 )
 EDITION = len(CHANGES)
 
