@@ -14,16 +14,14 @@ from simulation.svcca import main_directions, save_directions
 from simulation.torch_engine import aligned, connect_frozen, infer
 from simulation.torch_model import build_module, front_module
 
-SAMPLES = 64  # that all models see
-
 
 class LayerOutputs:
     """Looks at the models of one process."""
 
     def __init__(self, bundle: Path, manifest: Manifest, probe: NDArray[Any], folder: Path) -> None:
-        """`probe` are samples that enter the models, `folder` is the run's."""
+        """`probe` are samples that all models see, `folder` is the run's."""
         self._manifest = manifest
-        self._probe = probe[:SAMPLES]
+        self._probe = probe
         self._folder = folder
         fronts = [front_module(bundle, manifest, end) for end in range(1, len(manifest.layers))]
         self._modules: list[nn.Module] = [*fronts, build_module(manifest)]

@@ -146,6 +146,7 @@ class Options:
     svcca_every: int = 0  # rounds between comparisons of all local models, layer by layer; 0: never
     link: Link | None = None  # how long the exchange of each round would take on it
     stop_at: float | None = None  # accuracy at which the run ends early
+    svcca_samples: int = 64  # of the test data, with which they are compared
     apart_every: int = 0  # rounds in which the distance of local models is measured after every step; 0: never
 
     def __post_init__(self) -> None:
@@ -153,6 +154,8 @@ class Options:
             raise InputError(f"engine: expected torch or portable, got {self.engine!r}")
         if self.workers < 1:
             raise InputError(f"workers: expected at least 1, got {self.workers}")
+        if self.svcca_samples < 2:
+            raise InputError(f"svcca_samples: expected at least 2, got {self.svcca_samples}")
         for name in ("evaluate_every", "by_layer_every", "svcca_every", "apart_every"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected a number of rounds, or 0 for never, got {getattr(self, name)}")
@@ -203,6 +206,7 @@ class Simulation:
             "rules": own_rules(self.plan),
             "folder": str(self.folder),
             "engine": self.options.engine,
+            "probe": self.options.svcca_samples,
             "vectors": list(vectors),
             "devices": [
                 [device.id, int(first), int(end) - len(device.held_out), int(end)]

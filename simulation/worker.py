@@ -1,6 +1,7 @@
 """Do the work of one process of a simulation: train its share of a round's devices, or score some test samples.
 
-settings    {"bundle", "plan", "rules", "folder", "engine", "vectors": names, "devices": [[id, first, held, end], ...]}
+settings    {"bundle", "plan", "rules", "folder", "engine", "probe": samples on which local models are compared,
+            "vectors": names, "devices": [[id, first, held, end], ...]}
             of a device's numbers those from `held` on are held out
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
 job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
@@ -94,6 +95,7 @@ class FleetWorker:
         """`settings["plan"]` is JSON, or in the process of the caller a plan itself."""
         self.shared = shared
         self.folder = Path(settings["folder"])
+        self.probe = shared["test_inputs"][: settings["probe"]]
         self.bundle = Path(settings["bundle"])
         self.manifest = read_manifest(self.bundle)
         self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
@@ -122,7 +124,7 @@ class FleetWorker:
     def _outputs(self) -> LayerOutputs:
         from simulation.layer_outputs import LayerOutputs
 
-        return LayerOutputs(self.bundle, self.manifest, self.shared["test_inputs"], self.folder)
+        return LayerOutputs(self.bundle, self.manifest, self.probe, self.folder)
 
     def _look(self, slot: int, weights: Vector) -> None:
         self._outputs.look(slot, weights)

@@ -212,4 +212,5 @@ COMBINATIONS = Table(
         Claim(f"{WINS} at {SMALL_SHARE:.0%} of the bytes", _combination_wins(SMALL_BUDGET)),
     ),
     x="bytes",
+    balance=True,
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from federation.traffic import Link, Traffic
 from simulation.runs import Run
 
 MEBIBYTE = 1 << 20  # what the papers call MB
@@ -50,6 +51,20 @@ def mebibytes_per_worker_to(target: float) -> Callable[[Run], float | None]:
             return None
         rows = run.rounds[: int(good.argmax()) + 1]
         return _bytes_per_device(rows) / MEBIBYTE
+
+    return measure
+
+
+def seconds_to(target: float, link: Link) -> Callable[[Run], float | None]:
+    """How long one worker of each round has exchanged over a link until an accuracy."""
+
+    def measure(run: Run) -> float | None:
+        good = run.values("accuracy") >= target
+        if not good.any():
+            return None
+        rows = run.rounds[: int(good.argmax()) + 1]
+        up, down = (sum(row[way] / row["devices"] for row in rows) for way in ("bytes_up", "bytes_down"))
+        return link.seconds(Traffic({"": round(up)}, {"": round(down)}, 2 * len(rows)))
 
     return measure
 

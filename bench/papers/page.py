@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from bench.papers import TABLES
-from bench.papers.report import body, markdown
+from bench.papers.report import body, judged, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "results" / "reproduce.md"
@@ -28,14 +28,15 @@ def filled(text: str) -> str:
 
 def _block(table: str, scale: str) -> str:
     data = json.loads((RESULTS / f"reproduce-{table}-{scale}.json").read_text("utf-8"))
-    return body(data, TABLES[table].columns)
+    return body(judged(data, TABLES[table]), TABLES[table].columns)
 
 
 def write_pages() -> None:
     """Write the page of every stored result again: what was changed since it was run stands on it."""
     for file in RESULTS.glob("reproduce-*.json"):
         data = json.loads(file.read_text("utf-8"))
-        file.with_suffix(".md").write_text(markdown(data, TABLES[data["table"]].columns), "utf-8")
+        table = TABLES[data["table"]]
+        file.with_suffix(".md").write_text(markdown(judged(data, table), table.columns), "utf-8")
 
 
 if __name__ == "__main__":

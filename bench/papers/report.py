@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.papers.editions import EDITION, missed
 from bench.papers.runner import Reproduction, RowResult
-from bench.papers.table import Column, Measured
+from bench.papers.table import Column, Measured, Table
 from edge_runtime.machine import describe_device
 from simulation.runs import deviation
 
@@ -17,7 +17,6 @@ VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale
 def report(found: Reproduction) -> dict[str, Any]:
     """Collect all figures."""
     measured = means(found)
-    claims = found.table.claims if found.scale != "smoke" else ()  # which shows that it runs, and nothing else
     return {
         "table": found.table.name,
         "paper": found.table.paper,
@@ -30,8 +29,18 @@ def report(found: Reproduction) -> dict[str, Any]:
         "seconds": {"runs": round(sum(r.seconds for r in found.rows), 1), "tuning": round(found.tuning_seconds, 1)},
         "machine": describe_device(),
         "rows": [_row(found, result, measured) for result in found.rows],
-        "claims": [{"text": claim.text, "verdict": VERDICTS[claim.test(measured)]} for claim in claims],
+        "claims": [] if found.scale == "smoke" else _verdicts(found.table, measured),  # which shows that it runs
     }
+
+
+def judged(data: dict[str, Any], table: Table) -> dict[str, Any]:
+    """State the table's claims anew about a stored report: what is claimed may have been mended since."""
+    measured = {row["label"]: {name: figure["mean"] for name, figure in row["figures"].items()} for row in data["rows"]}
+    return {**data, "claims": _verdicts(table, measured)}
+
+
+def _verdicts(table: Table, measured: Measured) -> list[dict[str, str]]:
+    return [{"text": claim.text, "verdict": VERDICTS[claim.test(measured)]} for claim in table.claims]
 
 
 def means(found: Reproduction) -> Measured:
@@ -89,8 +98,9 @@ def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
     if data["rates"]:
         lines += [f"Rates tried for every row alike: {', '.join(data['rates'])}.", ""]
     lines += _table(data, columns)
-    lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in data["claims"])]
-    lines += [""] if data["claims"] else []
+    tested = [claim for claim in data["claims"] if claim["verdict"] != VERDICTS[None]]
+    lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in tested)]
+    lines += [""] if tested else []
     seconds, machine = data["seconds"], data["machine"]
     lines += [
         f"Seeds: {len(data['seeds'])}; mean ± standard deviation. Runs took {seconds['runs']:,.0f} s, trying rates "
@@ -103,6 +113,7 @@ def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
 
 def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
     rows = [row for row in data["rows"] if row["in_table"]]
+    columns = [c for c in columns if c.name in rows[0]["figures"]]  # a stored report may have fewer
     shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
     with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]
     heads = ["", *(c.name for c in shown), *(f"paper: {c.name}" for c in with_paper)]

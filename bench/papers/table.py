@@ -7,7 +7,7 @@ same effort, so that what differs between rows is what their labels say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from federation.errors import InputError
@@ -90,11 +90,17 @@ class Table:
     x: str = "rounds"  # of the picture: rounds, steps or bytes
     maps: Sequence[tuple[str, str]] = ()  # (label, quantity): pictures of a row's first run, layer by layer
     drawn: Sequence[Drawn] = ()  # empty: test accuracy
+    balance: bool = False  # papers take cohorts as they are drawn; the job's default swaps a strong device in
 
     def setting(self, scale: Scale) -> Setting:
         if scale not in self.settings:
             raise InputError(f"--scale: expected {', '.join(self.settings)}, got {scale!r}")
-        return self.settings[scale]()
+        setting = self.settings[scale]()
+        return replace(setting, rows=[self._as_drawn(row) for row in setting.rows])
+
+    def _as_drawn(self, row: PaperRow) -> PaperRow:
+        participate = {"balance": self.balance, **row.job.get("participate", {})}
+        return replace(row, job={**row.job, "participate": participate})
 
 
 def above(
