@@ -1,9 +1,10 @@
 """Read IMDB film reviews, positive or negative (Maas et al., 2011), as token numbers. The groups are the films.
 
 An archive `imdb_10k_256.npz` has them ready. The original texts (`aclImdb`) are made into the same form: lower case,
-without `<br />`, words are `[a-z0-9]+('[a-z]+)?`; 0 fills up behind the text, 1 starts it, 2 is an unknown word, then
-the 9,997 most frequent words of the training texts (equally frequent ones in the order of the alphabet); of a longer
-review the last 256 tokens are kept. Reviews stand in the order positive, negative, each by their number.
+without `<br />`, words are `[a-z0-9]+('[a-z]+)?`; 0 fills up in front of the text, 1 starts it, 2 is an unknown word,
+then the 9,997 most frequent words of the training texts (equally frequent ones in the order of the alphabet); of a
+longer review the last 256 tokens are kept. Reviews stand in the order positive, negative, each by their number. An
+archive that fills up behind the text is turned: a recurrent network that reads a hundred zeros last forgets the text.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def _read_archive(path: Path) -> Dataset:
     for tokens in (x, x_test):
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or not ((tokens >= 0) & (tokens < VOCABULARY)).all():
             raise DataError(f"{where}: expected rows of token numbers from 0 to {VOCABULARY - 1}")
+    x, x_test = filled_in_front(x), filled_in_front(x_test)
     labels = [as_labels(values, where) for values in (y, y_test, films)]
     return Dataset("imdb", x, labels[0], x_test, labels[1], 2, labels[2])
 
@@ -67,11 +69,18 @@ def number_words(texts: Iterable[list[str]]) -> dict[str, int]:
 
 
 def encode(words: list[str], numbers: dict[str, int]) -> Array:
-    """Make one row: the last tokens, zeros behind them."""
+    """Make one row: zeros, and the last tokens behind them."""
     tokens = [_START, *(numbers.get(word, _UNKNOWN) for word in words)][-LENGTH:]
     row = np.zeros(LENGTH, np.uint16)
-    row[: len(tokens)] = tokens
+    row[-len(tokens) :] = tokens
     return row
+
+
+def filled_in_front(rows: Array) -> Array:
+    """Move the zeros behind every text to its front."""
+    width = rows.shape[1]
+    behind = np.argmax(rows[:, ::-1] != 0, axis=1)  # of a row of zeros: none, and it stays
+    return np.take_along_axis(rows, (np.arange(width) - behind[:, None]) % width, axis=1)
 
 
 def _read_texts(folder: Path, progress: Progress, step: int) -> list[Review]:

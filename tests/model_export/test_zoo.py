@@ -181,3 +181,15 @@ def test_networks_without_normalisation_begin_with_weights_of_he(name, last):
             fan_out = module.weight.shape[0] * math.prod(module.weight.shape[2:])
             assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.1), layer
             assert not module.bias.any()
+
+
+def test_the_lstm_begins_by_remembering():
+    torch.manual_seed(0)
+    model = zoo_model("imdb_bilstm").build()
+    for name, bias in model.recurrence.lstm.named_parameters():
+        if name.startswith("bias_ih"):  # input, forget, cell, output
+            assert [gate.unique().tolist() for gate in bias.detach().chunk(4)] == [[0], [1], [0], [0]]
+        if name.startswith("bias_hh"):
+            assert not bias.any() and not bias.requires_grad
+    bound = math.sqrt(6 / (10_000 + 256))  # Glorot's
+    assert bound * 0.99 < model.embedding.weight.abs().max() <= bound

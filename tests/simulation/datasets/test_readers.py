@@ -267,11 +267,11 @@ def test_reviews_as_texts(tmp_path: Path):
     # a and film 4 times, it 2, the rest once in the order of the alphabet: 95 bored don't great in me miss
     a, film, it, bored, dont, great, miss = 3, 4, 5, 7, 8, 9, 12
     assert found.x_train.shape == (4, 256)
-    assert found.x_train[0, :9].tolist() == [1, a, film, a, film, dont, miss, it, 0]
-    assert found.x_train[1, :4].tolist() == [1, a, film, 0]  # number 2 comes before number 10
-    assert found.x_train[2, :5].tolist() == [1, a, great, film, 0]
-    assert found.x_train[3, :3].tolist() == [1, it, bored]
-    assert found.x_test[1, :4].tolist() == [1, great, 2, 0]  # 'no' was not seen in training
+    assert found.x_train[0, -9:].tolist() == [0, 1, a, film, a, film, dont, miss, it]
+    assert found.x_train[1, -4:].tolist() == [0, 1, a, film]  # number 2 comes before number 10
+    assert found.x_train[2, -5:].tolist() == [0, 1, a, great, film]
+    assert found.x_train[3, -6:-3].tolist() == [1, it, bored]
+    assert found.x_test[1, -4:].tolist() == [0, 1, great, 2]  # 'no' was not seen in training
 
     urls = {"pos": [f"http://www.imdb.com/title/tt{number:07}/usercomments" for number in range(100, 111)]}
     write_reviews(folder / "train", {"urls_pos.txt": "\n".join(urls["pos"]), "urls_neg.txt": "x/title/tt0000007/"})
@@ -306,11 +306,15 @@ def test_damaged_reviews(tmp_path: Path):
 
 
 def test_imdb_archive(tmp_path: Path):
-    x = RNG.integers(0, 10_000, (4, 256)).astype(np.uint16)
+    x = RNG.integers(1, 10_000, (4, 256)).astype(np.uint16)
+    x[1, 3], x[1, 200:] = 0, 0  # a zero inside of a text stays, those behind it go to its front
+    x[3, :50] = 0  # as it should be
     parts = {"y_train": np.array([1, 0], np.uint8), "movie_train": np.array([70_000, 3], np.uint32), "x_test": x[2:]}
     np.savez(tmp_path / "imdb_10k_256.npz", x_train=x[:2], y_test=np.array([0, 0], np.uint8), **parts)
     found = load_dataset("imdb", tmp_path)
-    assert np.array_equal(found.x_train, x[:2]) and found.groups.tolist() == [70_000, 3] and found.num_classes == 2
+    turned = np.concatenate([x[1, 200:], x[1, :200]])
+    assert np.array_equal(found.x_train, [x[0], turned]) and np.array_equal(found.x_test, x[2:])
+    assert found.groups.tolist() == [70_000, 3] and found.num_classes == 2
     np.savez(tmp_path / "imdb_10k_256.npz", x_train=x[:2] + 10_000, y_test=np.array([0, 0], np.uint8), **parts)
     with pytest.raises(DataError, match="token numbers from 0 to 9999"):
         load_dataset("imdb", tmp_path)
