@@ -14,6 +14,7 @@ import torch
 from bench.papers import TABLES
 from bench.papers.central import accuracy, train
 from bench.papers.editions import CHANGES, EDITION, missed
+from bench.papers.headlines import HEADLINES
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
@@ -163,3 +164,28 @@ def test_central_training_learns():
     before = accuracy(data, model)
     train(data, model, steps=100, batch=32, rate=0.05, momentum=0.9, seed=0)
     assert accuracy(data, model) > 0.8 > 0.3 > before
+
+
+@pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.claim)
+def test_a_headline_names_rows_columns_and_claims_of_its_table(headline):
+    table = TABLES[headline.table]
+    for scale in ("short", "full"):
+        labels = {row.label for row in table.setting(scale).rows}
+        for row, column in headline.figures:
+            assert labels & set(row.split("|")), (scale, row)
+            assert column in {known.name for known in table.columns}
+    for beginning in headline.verdicts:
+        assert any(claim.text.startswith(beginning) for claim in table.claims), beginning
+
+
+def test_a_headline_says_what_was_run_and_at_which_scale():
+    headline = next(found for found in HEADLINES if found.table == "svcca")
+    rows = [{"label": "alone", "figures": {column: {"mean": 0.5} for _, column in headline.figures}}]
+    claim = {"text": "alone: both places", "verdict": "held"}
+    report = {"rows": rows, "seeds": [0, 1, 2], "edition": EDITION, "claims": [claim]}
+    reports = {("svcca", "short"): report}
+    told = headline.line(lambda *asked: reports.get(asked))
+    assert told[3:6] == ["0.5 / 0.5", "short, 3 seeds", "held"] and told[6].startswith("`svcca`, ")
+    reports["svcca", "full"] = {**report, "claims": [{**claim, "verdict": "did not hold"}]}
+    assert headline.line(lambda *asked: reports.get(asked))[4:] == ["full, 3 seeds", "did not hold", "run"]
+    assert headline.line(lambda *asked: None)[3:6] == ["–", "–", "not run"]

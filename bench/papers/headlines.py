@@ -1,0 +1,243 @@
+"""The headline claims of the five papers: what was published, what came out here, and what is still to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.papers.editions import missed
+from bench.papers.report import VERDICTS
+
+Stored = Callable[[str, str], Mapping[str, Any] | None]  # table, scale -> its report, with today's verdicts
+Figure = tuple[str, str]  # row and column; a row that has another label at scale `full` has both, with | between
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One claim of a paper and the table that tests it."""
+
+    paper: str
+    claim: str
+    published: str
+    table: str
+    figures: tuple[Figure, ...]  # in the order of the published ones
+    verdicts: tuple[str, ...]  # how the claims of the table begin that have to hold
+    hours: str  # that `full` takes on two cores: client steps times the processor time of one, a seed
+
+    def line(self, stored: Stored) -> list[str]:
+        """Fill a line: of the largest scale that was run, or that there is none."""
+        for scale in ("full", "short"):
+            data = stored(self.table, scale)
+            if data is not None and (ours := self._ours(data)):
+                seeds, old = len(data["seeds"]), missed(self.table, data.get("edition", 0))
+                verdict = "run before a change" if old else self._verdict(data)
+                return [*self._told, ours, f"{scale}, {seeds} seeds", verdict, self._full(scale)]
+        return [*self._told, "–", "–", NOT_RUN, self._full("")]
+
+    @property
+    def _told(self) -> list[str]:
+        return [self.paper, self.claim, self.published]
+
+    def _full(self, scale: str) -> str:
+        return "run" if scale == "full" else f"`{self.table}`, about {self.hours} h"
+
+    def _ours(self, data: Mapping[str, Any]) -> str:
+        rows = {row["label"]: row["figures"] for row in data["rows"]}
+        found = [_mean(rows, labels, column) for labels, column in self.figures]
+        known = any(value is not None for value in found)
+        return " / ".join("–" if value is None else f"{value:.4g}" for value in found) if known else ""
+
+    def _verdict(self, data: Mapping[str, Any]) -> str:
+        asked = [claim["verdict"] for claim in data["claims"] if claim["text"].startswith(self.verdicts)]
+        tested = [verdict for verdict in asked if verdict != VERDICTS[None]]
+        if not tested:
+            return NOT_RUN
+        return VERDICTS[all(verdict == VERDICTS[True] for verdict in tested)]
+
+
+def _mean(rows: Mapping[str, Any], labels: str, column: str) -> float | None:
+    figures: Mapping[str, Any] = next((rows[label] for label in labels.split("|") if label in rows), {})
+    mean: float | None = figures.get(column, {}).get("mean")
+    return mean
+
+
+def _best(*labels: str) -> tuple[Figure, ...]:
+    return tuple((label, "best accuracy %") for label in labels)
+
+
+def _final(*labels: str) -> tuple[Figure, ...]:
+    return tuple((label, "accuracy at the end %") for label in labels)
+
+
+def _to_90(column: str, place: str) -> tuple[Figure, ...]:
+    return tuple((f"{place}, {name}", f"{column} to 90 %") for name in ("SCAFFOLD", "FedAvg"))
+
+
+EMBRACING = ("EmbracingFL is above width", "EmbracingFL loses less")
+HEADLINES = (
+    Headline(
+        "EmbracingFL",
+        "CIFAR-10: 16/0/112 is near 128/0/0, width reduction is not (%)",
+        "80.45 / 76.98 / 54.53",
+        "embracing-cases",
+        _best(
+            "EmbracingFL, 32/0/0|EmbracingFL, 128/0/0",
+            "EmbracingFL, 4/0/28|EmbracingFL, 16/0/112",
+            "width reduction, 4/0/28|width reduction, 16/0/112",
+        ),
+        EMBRACING,
+        "83",
+    ),
+    Headline(
+        "EmbracingFL",
+        "FEMNIST: 16/0/112 is near 128/0/0 (%)",
+        "81.27 / 79.63",
+        "embracing-cases",
+        _best(
+            "FEMNIST, EmbracingFL, 32/0/0|FEMNIST, EmbracingFL, 128/0/0",
+            "FEMNIST, EmbracingFL, 4/0/28|FEMNIST, EmbracingFL, 16/0/112",
+        ),
+        ("FEMNIST",),
+        "83",
+    ),
+    Headline(
+        "EmbracingFL",
+        "IMDB: 16/0/112 beside 128/0/0 (%)",
+        "82.15 / 74.89",
+        "embracing-imdb",
+        _best("EmbracingFL, 8/0/0|EmbracingFL, 128/0/0", "EmbracingFL, 1/0/7|EmbracingFL, 16/0/112"),
+        ("EmbracingFL",),
+        "83",
+    ),
+    Headline(
+        "EmbracingFL",
+        "16 strong devices gain when 112 weak ones join (%)",
+        "60.15 / 77.34",
+        "embracing-scaling",
+        _best(
+            "EmbracingFL, 4 strong + 0 weak|EmbracingFL, 16 strong + 0 weak",
+            "EmbracingFL, 4 strong + 28 weak|EmbracingFL, 16 strong + 112 weak",
+        ),
+        ("EmbracingFL",),
+        "103",
+    ),
+    Headline(
+        "EmbracingFL",
+        "averaged statistics of batch norm are above static ones (%)",
+        "77.34 / 74.49",
+        "embracing-bn",
+        _best("EmbracingFL, global", "EmbracingFL, static"),
+        ("EmbracingFL",),
+        "53",
+    ),
+    Headline(
+        "EmbracingFL",
+        "input-side layers of devices that train alone stay alike (SVCCA, input / output)",
+        "figure 1",
+        "svcca",
+        (("alone", "SVCCA, input side"), ("alone", "SVCCA, output")),
+        ("alone",),
+        "3",
+    ),
+    Headline(
+        "FedAvg, two-sided rates",
+        "MNIST, IID, n = 10, 2NN: fewer MiB to the target than SCAFFOLD",
+        "9.12 / 4.56",
+        "fedavg-table2",
+        _to_90("MiB per worker", "IID, n = 10, 2NN"),
+        ("IID: FedAvg takes fewer",),
+        "18",
+    ),
+    Headline(
+        "FedAvg, two-sided rates",
+        "MNIST, two digits, n = 10, CNN: fewer MiB to the target than SCAFFOLD",
+        "124.34 / 44.41",
+        "fedavg-table2",
+        _to_90("MiB per worker", "2 digits, n = 10, CNN"),
+        ("2 digits: FedAvg takes fewer",),
+        "18",
+    ),
+    Headline(
+        "FedAvg, two-sided rates",
+        "n times the workers take an n-th of the rounds (to 80 %: n = 1 / 10 / 100)",
+        "theory",
+        "fedavg-speedup",
+        tuple((f"n = {n}", "rounds to 80 %") for n in (1, 10, 100)),
+        ("10 workers", "100 workers"),
+        "0.3",
+    ),
+    Headline(
+        "Partial averaging",
+        "IID, τ = 4: higher accuracy than periodic averaging (%)",
+        "91.80 / 93.03",
+        "partial-averaging",
+        _best("τ = 4, periodic", "τ = 4, partial, by channel"),
+        ("by layer: higher", "by channel: higher"),
+        "169",
+    ),
+    Headline(
+        "Partial averaging",
+        "IID, τ = 4: local models stay closer (highest squared distance)",
+        "figure 2",
+        "partial-averaging",
+        tuple(
+            (f"τ = 4, {kind}", "squared distance, highest of τ steps") for kind in ("periodic", "partial, by channel")
+        ),
+        ("by layer: the highest", "by channel: the highest"),
+        "169",
+    ),
+    Headline(
+        "Partial averaging",
+        "25 %, Dirichlet 0.5: higher accuracy than periodic averaging (%)",
+        "88.73 / 90.16",
+        "partial-averaging-unequal",
+        _best("25 %, Dirichlet 0.5, periodic", "25 %, Dirichlet 0.5, handed on"),
+        ("handed on",),
+        "444",
+    ),
+    Headline(
+        "FedLAMA",
+        "φ = 4 keeps the accuracy of FedAvg(10), FedAvg(40) does not (%)",
+        "86.04 / 83.97 / 85.61",
+        "fedlama-femnist",
+        _final("FedAvg(10)", "FedAvg(40)", "FedLAMA(10, 4)"),
+        ("FedLAMA(10, 4) above", "FedLAMA(10, 4) loses"),
+        "3",
+    ),
+    Headline(
+        "FedLAMA",
+        "and costs little more than FedAvg(40) (% of the bytes)",
+        "25 / 29.97",
+        "fedlama-femnist",
+        tuple((label, "communication cost %") for label in ("FedAvg(40)", "FedLAMA(10, 4)")),
+        ("FedLAMA(10, 4) costs",),
+        "3",
+    ),
+    Headline(
+        "DOMO",
+        "s = 5 %: DOMO is above FedAvgSLM-Z, FedAvgSM and FedAvg (%)",
+        "by 5.00, 5.68 and 23.14 points",
+        "domo",
+        _final("s = 5 %, DOMO", "s = 5 %, FedAvgSLM-Z", "s = 5 %, FedAvgSM", "s = 5 %, FedAvg"),
+        ("s = 5 %",),
+        "834",
+    ),
+    Headline(
+        "DOMO",
+        "its lead grows as data becomes less alike",
+        "1.02, 2.13, 5.00 points at 20, 10, 5 %",
+        "domo",
+        _final("s = 20 %, DOMO", "s = 10 %, DOMO", "s = 5 %, DOMO"),
+        ("DOMO's lead",),
+        "834",
+    ),
+)
+HEADS = ("paper", "claim", "published", "ours", "scale", "held?", "to run at full scale, a seed")
+
+
+def headline_table(stored: Stored) -> str:
+    """Write the table that the page opens with."""
+    lines = [HEADS, ["---"] * len(HEADS), *(headline.line(stored) for headline in HEADLINES)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
