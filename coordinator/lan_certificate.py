@@ -46,6 +46,7 @@ class LanCertificate:
     certificate: Path  # for the server, with its key
     fingerprint: str  # SHA-256 of the authority
     is_new: bool  # the authority was made now
+    is_renewed: bool  # ... or the certificate
 
 
 def ensure_certificate(folder: Path, names: Names, now: datetime | None = None) -> LanCertificate:
@@ -61,9 +62,11 @@ def ensure_certificate(folder: Path, names: Names, now: datetime | None = None) 
             _write(own, authority)
         with replacing(public, mode=0o644) as file:
             file.write(authority[1].public_bytes(Encoding.PEM))
-        if not _still_good(served, authority[1], names, now):
+        renewed = not _still_good(served, authority[1], names, now)
+        if renewed:
             _write(served, _issue(authority, names, now))
-    return LanCertificate(public, served, authority[1].fingerprint(SHA256()).hex(":").upper(), authority is not known)
+    fingerprint = authority[1].fingerprint(SHA256()).hex(":").upper()
+    return LanCertificate(public, served, fingerprint, authority is not known, renewed)
 
 
 def _make_authority(names: Names, now: datetime) -> Owned:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("embrace.server")
 HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a body
 TICKS = 10  # of uvicorn's: a second
+RENEWAL = 3600 * TICKS  # how often the certificate is looked at
 GOODBYE = 2.0  # seconds for a client to answer that TLS ends
 LAST_REQUESTS = 30  # seconds for requests that are under way when the process is asked to end
 WANTED_FILES = 65_536  # open ones: every upload has a socket and a file, and often 1024 are the default
@@ -82,8 +83,8 @@ class Server:
         listening(url)
         gc.freeze()  # what is there now stays: the collector need not look through it again and again
         with _quiet_signals():
-            hourly = self._renew(config) if self.lan else lambda: None
-            _Uvicorn(config, self.settings.slow_client, self.coordinator.release, hourly).run(sockets=[bound])
+            renewed = self.renewed_certificate if self.lan else lambda: None
+            _Uvicorn(config, self.settings.slow_client, self.coordinator.release, renewed).run(sockets=[bound])
         log.info("ended")
 
     def ensure_certificate(self) -> LanCertificate:
@@ -101,18 +102,14 @@ class Server:
         public = urlsplit(self.settings.public_url).hostname if self.settings.public_url else None
         return names_of_this_machine(self.settings.host, public)
 
-    def _renew(self, config: uvicorn.Config) -> Callable[[], None]:
-        """Return what looks after the certificate: new connections get the newest, old ones go on."""
-
-        def renew() -> None:
-            try:
-                made = self.ensure_certificate()
-                assert config.ssl is not None
-                config.ssl.load_cert_chain(made.certificate)
-            except (EmbraceError, OSError) as error:
-                log.error("the certificate could not be renewed: %s", error)
-
-        return renew
+    def renewed_certificate(self) -> Path | None:
+        """Return a certificate that had to be made anew."""
+        try:
+            found = self.ensure_certificate()
+        except EmbraceError as error:
+            log.error("the certificate could not be renewed: %s", error)
+            return None
+        return found.certificate if found.is_renewed else None
 
     def _config(self) -> uvicorn.Config:
         files, settings = HERE.allow_open_files(WANTED_FILES), self.settings
@@ -215,11 +212,15 @@ class _Uvicorn(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, slow_client: float, release: Callable[[], None], hourly: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        slow_client: float,
+        release: Callable[[], None],
+        renewed: Callable[[], Path | None],
     ) -> None:
         super().__init__(config)
-        self._hourly = hourly
-        self._chores: asyncio.Future[None] | None = None
+        self._renewed = renewed
+        self._renewal: asyncio.Task[None] | None = None
         self._slow_client = slow_client
         self._release = release
         self._idle: dict[Any, tuple[Any, float]] = {}  # connection -> its last request, since when there is none
@@ -227,9 +228,16 @@ class _Uvicorn(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % TICKS == 0:
             self._close_idle(time.monotonic())
-        if counter % (3600 * TICKS) == TICKS:
-            self._chores = asyncio.ensure_future(asyncio.to_thread(self._hourly))
+        if counter % RENEWAL == TICKS:
+            self._renewal = asyncio.create_task(self._take_renewed())
         return await super().on_tick(counter)
+
+    async def _take_renewed(self) -> None:
+        """Take a new certificate into use: new connections get it, others go on."""
+        certificate = await asyncio.to_thread(self._renewed)
+        if certificate is not None and self.config.ssl is not None:
+            self.config.ssl.load_cert_chain(certificate)
+            log.info("renewed the certificate")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start; a TLS handshake has as long as the headers of a request, where asyncio would wait for a minute."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 
-from coordinator.api.pages import is_built
-
 
 def join_link(url: str, token: str) -> str:
     """Make the link; the token is its fragment, which browsers do not send."""
@@ -14,6 +12,8 @@ def join_link(url: str, token: str) -> str:
 
 def describe_link(url: str, token: str) -> str:
     """Describe it in one line."""
+    from coordinator.api.pages import is_built
+
     unless = "" if is_built() else " (once the page is built: make web)"
     return f"a browser joins with{unless}: {join_link(url, token)}"
 

@@ -392,6 +392,9 @@ def revoke(
 def invite(
     uses: Annotated[int, typer.Option(min=1, help="Devices that it enrols.")] = 1,
     hours: Annotated[float, typer.Option(min=0.01, help="How long it lasts.")] = 24.0,
+    link: Annotated[
+        bool, typer.Option("--link", help="Print the link for browsers, on a terminal with a QR code.")
+    ] = False,
     server: Server = LOCAL,
     token: Token = None,
     certificate: Certificate = None,
@@ -400,9 +403,20 @@ def invite(
     """Make an enrolment token.
 
     Example: embrace device invite --uses 10 --token @coordinator/admin.token
+
+    Example: embrace device invite --uses 20 --link --server https://192.168.1.7:8470 --certificate authority.pem
     """
+    from embrace.join_link import join_link, qr_code
+
     if not math.isfinite(hours):
         raise InputError(f"--hours: expected a number, got {hours}")
     with connect(server, token, certificate) as client:
         made = client.invite(uses, 3600 * hours)
-    show.print_json({"token": made}) if json_ else show.console().print(made, markup=False)
+    address = join_link(server.rstrip("/"), made)
+    if json_:
+        show.print_json({"token": made, **({"link": address} if link else {})})
+        return
+    screen = show.console()
+    screen.print(address if link else made, markup=False, soft_wrap=True)
+    if link and screen.is_terminal:
+        screen.print(qr_code(address), markup=False, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import ssl
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from coordinator.lan import Names, is_private, lan_addresses, names_of_this_machine
-from coordinator.server import Server
+from coordinator.server import TICKS, Server, _Uvicorn
 from coordinator.settings import Settings, is_exposed, load_settings
 from federation.errors import InputError
 from tests.embrace.cli.conftest import Embrace, embrace  # noqa: F401
@@ -25,7 +26,7 @@ from tests.stock_python import ROOT
 from tests.waiting import wait_until
 
 pytest.importorskip("cryptography")
-from coordinator.lan_certificate import LanCertificate, ensure_certificate
+from coordinator.lan_certificate import ensure_certificate
 
 DIGITS = ROOT / "embrace" / "demo" / "digits" / "model"
 NOW = datetime.now(timezone.utc)
@@ -214,17 +215,27 @@ def bracketed(host: str) -> str:
 def test_a_running_server_takes_a_renewed_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path, Settings(tls="auto", host="127.0.0.1", port=0))
     config = server._config()
-    made: list[LanCertificate] = []
+    process = _Uvicorn(config, 15.0, lambda: None, server.renewed_certificate)
+    before = served_by(config.ssl)
 
-    def renewed() -> LanCertificate:
-        made.append(ensure_certificate(tmp_path / "tls", NAMES, NOW + timedelta(days=80)))
-        return made[-1]
+    def look() -> str:
+        async def tick() -> None:
+            await process.on_tick(TICKS)
+            assert process._renewal is not None
+            await process._renewal
 
-    monkeypatch.setattr(server, "ensure_certificate", renewed)
-    server._renew(config)()
-    assert (
-        made and served_by(config.ssl) == made[-1].certificate.read_text().partition("-----END PRIVATE KEY-----\n")[2]
+        asyncio.run(tick())
+        return served_by(config.ssl)
+
+    assert look() == before
+    later = NOW + timedelta(days=70)
+    monkeypatch.setattr(
+        "coordinator.lan_certificate.ensure_certificate", lambda folder, names: ensure_certificate(folder, names, later)
     )
+    after = look()
+    assert after != before and after in (tmp_path / "tls" / "server.pem").read_text()
+    (tmp_path / "tls" / "authority.key").write_text("spoilt")
+    assert look() == after  # it goes on with what it has
 
 
 def served_by(context: ssl.SSLContext | None) -> str:

@@ -42,7 +42,7 @@ def test_the_link_has_the_address_that_devices_see(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("built", [True, False])
 def test_the_line_says_when_the_page_is_not_built(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embrace.join_link.is_built", lambda: built)
+    monkeypatch.setattr("coordinator.api.pages.is_built", lambda: built)
     line = describe_link("https://coordinator.example:8470", "embrace_enrol_Zw9")
     assert line.endswith(LINK) and ("make web" in line) is not built
 

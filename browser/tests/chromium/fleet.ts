@@ -266,9 +266,9 @@ export function bundlePath(): string {
 }
 
 /** A job on the digits of the demo. */
-export function digitsJob({ rounds = 1000, count = 1, steps = 6, more = "" } = {}): string {
+export function digitsJob({ rounds = 1000, count = 1, steps = 6, batch = 8, more = "", bundle = bundlePath() } = {}): string {
   return `
-bundle = "${bundlePath()}"
+bundle = "${bundle}"
 name = "handwritten digits"
 num_rounds = ${rounds}
 seed = 3
@@ -279,7 +279,7 @@ min_available = ${count}
 quorum = 1.0
 [local]
 steps = ${steps}
-batch = 8
+batch = ${batch}
 rate = "0.02"
 `;
 }

@@ -153,6 +153,8 @@ def test_every_command_takes_the_authority_to_trust(
     monkeypatch.setenv("EMBRACE_CERTIFICATE", str(authority.file))
     assert embrace("device", "list", "--json").json == []
     assert embrace("device", "invite", "--json").json["token"].startswith("embrace_enrol_")
+    link = embrace("device", "invite", "--link").out
+    assert link.startswith(f"{coordinator.url}/join#embrace_enrol_") and link.count("\n") == 1
     for command in ADMINISTRATOR[:6]:
         assert "there is no job" in embrace(*command).error
 
