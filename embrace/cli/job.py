@@ -334,7 +334,8 @@ def show_device(
 
 def _device_lines(found: dict[str, Any]) -> list[str]:
     profile, error = found["profile"], found["last_error"]
-    memory = "all that training takes" if profile.get("memory") is None else show.size(profile["memory"])
+    room = profile.get("memory")
+    memory = "all that training takes" if room is None else f"{show.size(room)} beside the idle process"
     words = [f"{found['name']} {found['id']}: {found['state']}", f"heard of {_ago(found['seen_at'])}"]
     words += [f"benched for {_for(found['benched_until'])}"] if _for(found["benched_until"]) else []
     needs = [

@@ -189,6 +189,28 @@ def records(run: embrace.Run) -> list[float]:
     return [record["loss"] for record in run.rounds]
 
 
+def test_tensorboard_of_a_job_that_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From rounds that devices answered, through `job watch`, to the file that TensorBoard reads."""
+    pytest.importorskip("tensorboard", reason="needs pip install 'embrace-fl[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    monkeypatch.chdir(tmp_path)
+    with live_server(tmp_path / "server") as server:
+        job = server.create_job(tmp_path / "small", name="small/one", num_rounds=2)
+        device = server.enrol()
+        for loss in (1.5, 0.25):
+            assert send_update(device, next_task(device)["id"], {"loss": loss}).status_code == 201
+        options = ("--server", server.url, "--token", server.admin, "--track", "tensorboard")
+        answer = command("job", "watch", job, *options)
+        assert answer.code == 0, answer.err
+    events = EventAccumulator("runs/small-one")
+    events.Reload()
+    for name, values in (("loss", (1.5, 0.25)), ("updates", (1.0, 1.0))):
+        read = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(name)]
+        assert read == list(enumerate(values, 1))
+
+
 def test_tensorboard(job: Path):
     pytest.importorskip("tensorboard", reason="needs pip install 'embrace-fl[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -68,9 +68,10 @@ class Proof:
     with_trials: int  # of the process and its copies together
     failed: tuple[str, ...]  # reasons of tasks that it gave back
     largest: str  # boundary that fits, by the oracle
+    scored: int = 0  # rounds in which it scored the version that it received
 
 
-def prove(name: str, folder: Path, tight: int = 2) -> list[Proof]:
+def prove(name: str, folder: Path, tight: int = 2, **plan: Any) -> list[Proof]:
     """Let an agent train a model within a wide budget, and within so many of a tight and a middling one."""
     directory = folder / name
     if not directory.exists():
@@ -78,14 +79,14 @@ def prove(name: str, folder: Path, tight: int = 2) -> list[Proof]:
     manifest = read_manifest(directory)
     write_data(manifest, folder / f"{name}.npz")
     rooms = default_rooms(manifest)
-    wide = prove_one(name, manifest, folder, IDLE + rooms[-1])
-    return [*(prove_one(name, manifest, folder, wide.idle + room) for room in rooms[:tight]), wide]
+    wide = prove_one(name, manifest, folder, IDLE + rooms[-1], **plan)
+    return [*(prove_one(name, manifest, folder, wide.idle + room, **plan) for room in rooms[:tight]), wide]
 
 
-def prove_one(name: str, manifest: Manifest, folder: Path, budget: int) -> Proof:
+def prove_one(name: str, manifest: Manifest, folder: Path, budget: int, **plan: Any) -> Proof:
     with tempfile.TemporaryDirectory(dir=folder) as work, live_server(Path(work) / "server") as server:
         local = {"steps": 3, "batch": BATCH, "rate": "0.01", "rules": [{"rule": "momentum", "factor": 0.9}]}
-        job = server.create_job(folder / name, num_rounds=ROUNDS, local=local, bounds={"offer": 0.5})
+        job = server.create_job(folder / name, num_rounds=ROUNDS, local=local, bounds={"offer": 0.5}, **plan)
         seen = watch(agent_command(server, folder / f"{name}.npz", Path(work) / "device", budget), ROOT)
         failed = tuple(failures(server, job))
     assert seen.code == 0, seen.err
@@ -102,6 +103,7 @@ def prove_one(name: str, manifest: Manifest, folder: Path, budget: int) -> Proof
         with_trials=seen.together,
         failed=failed,
         largest=largest(folder / name, manifest, budget - own, reports[-1]["boundary"]),
+        scored=sum(bool(report.get("evaluation")) for report in reports),
     )
 
 

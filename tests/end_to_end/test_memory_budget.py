@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.memory import current_memory
-from tests.end_to_end.memory_budget import MODELS, ordinary, prove, steps_away
+from tests.end_to_end.memory_budget import MODELS, ROUNDS, ordinary, prove, steps_away
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(current_memory() is None, reason="the system does not say what a process takes")
-QUICK = ("grouped", "mlp")
+SCORED = {"evaluate": {"on_devices": True, "holdout": 0.25}}  # devices run the whole model over held-out samples, too
+QUICK = {"grouped": SCORED, "mlp": {}}
 
 
-def check(name: str, folder: Path, tight: int) -> None:
-    proofs = prove(name, folder, tight)
+def check(name: str, folder: Path, tight: int, plan: dict[str, Any]) -> None:
+    proofs = prove(name, folder, tight, **plan)
     manifest = read_manifest(folder / name)
     for one in proofs:
         assert one.peak <= one.budget, one
         assert abs(one.told - one.peak) <= 0.1 * one.budget, one  # what the device says of itself is what was seen
         assert steps_away(manifest, one) <= 1, one
+        assert one.scored == (ROUNDS if plan else 0), one
         assert set(one.failed) <= {"too_large"} and len(one.failed) <= 1, one
     places = [place.name for place in ordinary(manifest)]
     assert proofs[-1].boundary == places[0], "with enough memory everything is trained"
@@ -30,10 +33,11 @@ def check(name: str, folder: Path, tight: int) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_budget_holds(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path, tight=1)
+    check(name, tmp_path, tight=1, plan=QUICK[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_every_budget_holds_for_every_model(name: str, tmp_path: Path) -> None:
-    check(name, tmp_path, tight=2)
+@pytest.mark.parametrize("plan", [{}, SCORED], ids=["trained", "scored"])
+def test_every_budget_holds_for_every_model(name: str, plan: dict[str, Any], tmp_path: Path) -> None:
+    check(name, tmp_path, tight=2, plan=plan)
