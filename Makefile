@@ -14,12 +14,13 @@ DEMO_READY := .venv-demo/.ready
 STOCK_READY := .venv-stock/.ready
 FUZZ_READY := .venv-fuzz/.ready
 RAY_READY := .venv-ray/.ready
+SCALE_READY := .venv-scale/.ready
 DOCS_READY := .venv-docs/.ready
 NODE_READY := browser/node_modules/.ready
 ARM64 := build/arm64
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-stock demo test pytest test-slow test-browser web test-ray test-arm64 fuzz coverage docs lint format clean
+.PHONY: help venv venv-stock demo test pytest test-slow test-browser web test-ray test-scale test-arm64 fuzz coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +52,9 @@ web: $(NODE_READY) ## build the page at /join into coordinator/web (needs Node);
 test-ray: $(RAY_READY) ## simulations on Ray, one node and two that share no folder: the same results
 	.venv-ray/$(SCRIPTS)/python -m pytest tests/simulation/test_pool.py tests/simulation/test_simulate.py tests/simulation/test_ray_nodes.py
 
+test-scale: $(SCALE_READY) ## the coordinator's tests on PostgreSQL 15 (package postgresql-15), and blobs on two S3 servers
+	.venv-scale/$(SCRIPTS)/python -m tests.coordinator.on_postgresql -n 2 -m "not slow" tests/coordinator
+
 test-arm64: $(ARM64)/.ready ## the same numbers on aarch64, under emulation: federation, a step of every model, an agent
 	$(ARM64)/bin/python -m pytest -n 2 -p no:cacheprovider tests/federation
 	EMBRACE_ARM64_PYTHON=$(CURDIR)/$(ARM64)/bin/python $(BIN)/python -m pytest -n 2 tests/arm64
@@ -75,7 +79,7 @@ format: $(READY) ## write the code as ruff would
 	$(BIN)/ruff format .
 
 clean: ## remove all environments and every cache
-	rm -rf browser/node_modules coordinator/web .venv .venv-demo .venv-stock .venv-fuzz .venv-ray .venv-docs build *.egg-info
+	rm -rf browser/node_modules coordinator/web .venv .venv-demo .venv-stock .venv-fuzz .venv-ray .venv-scale .venv-docs build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -107,6 +111,10 @@ $(FUZZ_READY): pyproject.toml constraints.txt
 # Ray is large, and few need it.
 $(RAY_READY): pyproject.toml constraints.txt
 	$(call environment,.venv-ray,--constraint constraints.txt --editable '.[everything$(comma)ray]')
+
+# What a coordinator on PostgreSQL and object storage has, and S3 servers; PostgreSQL itself is Debian's.
+$(SCALE_READY): pyproject.toml constraints.txt
+	$(call environment,.venv-scale,--constraint constraints.txt --editable '.[edge$(comma)images$(comma)coordinator$(comma)dev$(comma)scale-test]')
 
 # Debian's packages and wheels for aarch64, unpacked; the emulator as well, where the system has none.
 $(ARM64)/.ready: $(READY) tests/arm64/userland.py

@@ -140,7 +140,7 @@ def _check(stage: Path, *, wishes: bool) -> tuple[str, int, int]:
             return missing, len(jobs), len(repository.devices(session))
     finally:
         blobs.close()
-        repository.sessions.kw["bind"].dispose()  # with the last connection the log is merged into the file
+        repository.close()  # with the last connection the log is merged into the file
 
 
 def _check_job(

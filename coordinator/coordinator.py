@@ -17,7 +17,7 @@ from coordinator.benchmarks import Benchmarks
 from coordinator.best_versions import BestVersions
 from coordinator.credentials import new_id
 from coordinator.deletion import Deletion
-from coordinator.errors import NotAllowed, NotFound, Refused
+from coordinator.errors import NotAllowed, NotFound, Refused, Superseded
 from coordinator.evaluation import EvaluationLimits, Evaluations
 from coordinator.folding import FoldWorker
 from coordinator.jobs import (
@@ -213,9 +213,15 @@ class Coordinator:
         self._folding.stop()
         self._evaluations.close()
         self._blobs.close()
+        self.repository.close()
 
     def tick(self) -> None:
-        """Let time pass: leases run out, deadlines come, what could not be written is tried again. Never fails."""
+        """Let time pass: leases run out, deadlines come, what could not be written is tried again.
+
+        Fails only if another coordinator has taken over.
+        """
+        with suppress(SQLAlchemyError):  # the database is away
+            self.repository.check_epoch()
         self._folding.retry()
         before, self._ticked = self._ticked, self.clock()
         ends = (known.benched_until for job in list(self._jobs.values()) for known in job.state.standings.values())
@@ -591,6 +597,8 @@ class Coordinator:
             with self._units.begin() as work:
                 self.presence.came([arrival.device for arrival in arrivals], work.now)
                 answers = [answer or self._record(work, arrival) for answer, arrival in zip(answers, arrivals)]
+        except Superseded:  # the same body may have gone to the other coordinator since
+            raise
         except BaseException:
             self._discard(arrivals)
             raise

@@ -27,3 +27,16 @@ class NotAllowed(EmbraceError):
     """No credential, or not the right one."""
 
     status: ClassVar[int] = 401
+
+
+class Superseded(EmbraceError):
+    """Another coordinator has taken over; this one may not write any more."""
+
+    status: ClassVar[int] = 503
+
+    def __init__(self) -> None:
+        super().__init__("another coordinator has taken over the database; this one ends")
+
+
+class StoreAway(OSError):
+    """The object storage does not answer, or not with what was written: to be tried again."""

@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator.best_versions import BestVersions
 from coordinator.body_check import read_body
+from coordinator.errors import StoreAway
 from coordinator.jobs import (
     DeleteBodies,
     EvaluateVersion,
@@ -140,8 +141,9 @@ class FoldWorker:
             self._folded.pop(job, None)
 
     def _put_off(self, job: OpenJob, error: Exception) -> None:
-        """Try again later. A full disk and a database that is away are waited for; a defect ends the job in time."""
-        waited_for = isinstance(error, OperationalError) or getattr(error, "errno", None) in FULL_DISK
+        """Try again later. A full disk and a store that is away are waited for; a defect ends the job in time."""
+        away = isinstance(error, (OperationalError, StoreAway))
+        waited_for = away or getattr(error, "errno", None) in FULL_DISK
         self._retries[job] = self._units.clock() + TRY_AGAIN * (1 + job.state.round.tries)
         if waited_for:
             return

@@ -31,9 +31,10 @@ from coordinator.lan import Names, names_of_this_machine
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.settings import AUTO, LOOPBACK, Settings, is_exposed, without_secrets
-from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.blobs import Blobs, DirectoryBlobs
+from coordinator.store.database import open_database, sole_coordinator, sqlite_url
 from coordinator.store.repository import Repository
+from coordinator.store.s3 import S3Blobs
 from edge_runtime.files import make_folder
 from edge_runtime.system import HERE
 from federation.errors import EmbraceError, InputError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from coordinator.lan_certificate import LanCertificate
 
 log = logging.getLogger("embrace.server")
+CACHE = "cache"  # in the directory, of blobs that are elsewhere
 HEAD, BODY = 1 << 12, 1 << 16  # bytes that are read at once: of headers, of a body
 TICKS = 10  # of uvicorn's: a second
 RENEWAL = 3600 * TICKS  # how often the certificate is looked at
@@ -57,9 +59,9 @@ class Server:
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
             make_folder(directory)
-            blobs = DirectoryBlobs(directory)
+            blobs: Blobs = S3Blobs(settings.blobs, directory / CACHE) if settings.blobs else DirectoryBlobs(directory)
         except OSError as error:
-            raise InputError(f"cannot use {directory}: {error.strerror}") from None
+            raise InputError(f"cannot use {settings.blobs or directory}: {error.strerror or error}") from None
         self.settings = settings
         self._folder = directory / "tls"
         self.lan = self.ensure_certificate() if settings.tls == AUTO else None
@@ -74,6 +76,11 @@ class Server:
 
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
+        repository = self.coordinator.repository
+        with sole_coordinator(repository.sessions, repository.take_over):
+            self._run(listening)
+
+    def _run(self, listening: Callable[[str], None]) -> None:
         configure_logging(self.settings.log_level)
         config, bound = self._config(), self._listen()
         url = self._url(bound)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import signal
 from collections.abc import AsyncIterator, Sequence
 
 from anyio import CapacityLimiter, to_thread
@@ -34,10 +36,12 @@ from coordinator.api.shared import Shared
 from coordinator.batching import Batched
 from coordinator.body_check import AT_ONCE
 from coordinator.coordinator import PRESENCE, Coordinator
+from coordinator.errors import Superseded
 from coordinator.logs import AccessLog
 from coordinator.registry import Registry
 from federation import __version__
 
+log = logging.getLogger("embrace.api")
 TICK = 0.25  # seconds
 READY = 1.0  # seconds for which it is taken as known that the database answers
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
@@ -132,4 +136,8 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
 async def _tick(coordinator: Coordinator) -> None:
     while True:
         await asyncio.sleep(TICK)
-        await run_in_threadpool(coordinator.tick)
+        try:
+            await run_in_threadpool(coordinator.tick)
+        except Superseded as error:
+            log.error("%s", error)
+            signal.raise_signal(signal.SIGTERM)

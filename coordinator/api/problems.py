@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from coordinator.errors import NotAllowed, Refused
+from coordinator.errors import NotAllowed, Refused, StoreAway
 from federation.errors import EmbraceError
 
 log = logging.getLogger("embrace.api")
@@ -87,6 +87,9 @@ def install(app: FastAPI) -> None:
     async def disk(_: Request, error: OSError) -> JSONResponse:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return _disk_full()
+        if isinstance(error, StoreAway):
+            log.error("%s", error)
+            return problem(503, "Object storage not available", "try again in a moment")
         raise error
 
     @app.exception_handler(OperationalError)

@@ -76,6 +76,26 @@ def sessions_of_pages(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX updates_by_device ON updates (device, arrived_at)"))
 
 
+def long_integers(connection: Connection) -> None:
+    """7 to 8: rounds, bytes and samples may be larger than 32 bits, which SQLite's integers always could."""
+    if connection.dialect.name == "sqlite":
+        return
+    columns = {
+        "jobs": ("version",),
+        "enrolments": ("uses_left",),
+        "rounds": ("number",),
+        "seats": ("round", "number"),
+        "updates": ("round", "slot", "bytes", "samples"),
+        "standings": ("successes", "failures", "in_a_row", "excused"),
+        "benchmarks": ("batch", "threads"),
+        "metrics": ("id", "version"),
+        "events": ("id",),
+    }
+    for table, names in columns.items():
+        changes = ", ".join(f"ALTER COLUMN {name} TYPE BIGINT" for name in names)
+        connection.execute(text(f"ALTER TABLE {table} {changes}"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -84,4 +104,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     excused_failures,
     benchmarks_of_devices,
     sessions_of_pages,
+    long_integers,
 )

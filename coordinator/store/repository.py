@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
@@ -13,6 +13,7 @@ from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, sel
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
+from coordinator.errors import Superseded
 from coordinator.store.database import Sessions
 from coordinator.store.schema import (
     BENCHMARKS,
@@ -54,6 +55,7 @@ MOST_MATCHES = 50
 MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
+_EPOCH: Final = "epoch"  # of the coordinator that writes: one more each time that one takes over
 _Record = TypeVar("_Record")
 
 
@@ -62,14 +64,44 @@ class Repository:
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
+        self._epoch: str | None = None  # of this coordinator, where another one may take over
 
-    def begin(self) -> AbstractContextManager[Session]:
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
         """Open a transaction: when the block ends, all of it is recorded, or nothing."""
-        return self.sessions.begin()
+        with self.sessions.begin() as session:
+            self._check_epoch(session)
+            yield session
+
+    def take_over(self) -> None:
+        """Let no coordinator write but this one: one that was stalled, and goes on, is refused from now on."""
+        with self.sessions.begin() as session:
+            last = session.scalar(select(META.c.value).where(META.c.key == _EPOCH).with_for_update())
+            epoch = str(int(last or 0) + 1)
+            session.execute(delete(META).where(META.c.key == _EPOCH))
+            self.add_meta(session, _EPOCH, epoch)
+        self._epoch = epoch
+
+    def check_epoch(self) -> None:
+        """Raise Superseded if another coordinator has taken over."""
+        with self.reading() as session:
+            self._check_epoch(session)
+
+    def _check_epoch(self, session: Session) -> None:
+        """Look, and keep another coordinator from taking over until the transaction ends."""
+        if self._epoch is None:
+            return
+        found = session.scalar(select(META.c.value).where(META.c.key == _EPOCH).with_for_update(read=True))
+        if found != self._epoch:
+            raise Superseded
 
     def reading(self) -> Session:
         """Open a session that only reads."""
         return self.sessions()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.sessions.kw["bind"].dispose()
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_type_hints
 
-from sqlalchemy import JSON, Boolean, Column, Double, ForeignKey, Index, Integer, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    TypeDecorator,
+)
 
 METADATA: Final = MetaData()
 FINISHED: Final = ("stopped", "done", "failed")  # states of a job that is over
 DELETING: Final = "deleting"  # ... of one that was over, and goes
+_WHOLE: Final = BigInteger().with_variant(Integer, "sqlite")  # whose integers have 64 bits, and a key must be INTEGER
+
+
+class _Text(TypeDecorator[str]):
+    """Text without NUL, which PostgreSQL does not take: a path with one names nothing, a message is kept without."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None or "\0" not in value else value.replace("\0", "\ufffd")
+
+
 _KINDS: Final[dict[Any, Any]] = {
-    str: String,
-    int: Integer,
+    str: _Text,
+    int: _WHOLE,
     float: Double,
     float | None: Double,
     bool: Boolean,
@@ -40,7 +67,7 @@ def _of(*arguments: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any
 class MetaRecord:
     """A fact about the database itself: its schema version, the hash of the administrator's token."""
 
-    key: Annotated[str, _of(String(64), primary_key=True)]
+    key: Annotated[str, _of(_Text(64), primary_key=True)]
     value: str
 
 
@@ -48,11 +75,11 @@ class MetaRecord:
 class JobRecord:
     """A training job."""
 
-    id: Annotated[str, _of(String(32), primary_key=True)]
+    id: Annotated[str, _of(_Text(32), primary_key=True)]
     name: str
-    bundle: Annotated[str, _of(String(64))]  # sha256 of its manifest
+    bundle: Annotated[str, _of(_Text(64))]  # sha256 of its manifest
     plan: dict[str, Any]
-    state: Annotated[str, _of(String(16))]  # running | paused | stopped | done | failed
+    state: Annotated[str, _of(_Text(16))]  # running | paused | stopped | done | failed
     version: int  # of the newest weights
     created_at: float
     message: str = ""
@@ -62,9 +89,9 @@ class JobRecord:
 class DeviceRecord:
     """A device that was enrolled."""
 
-    id: Annotated[str, _of(String(32), primary_key=True)]
+    id: Annotated[str, _of(_Text(32), primary_key=True)]
     name: str
-    token_hash: Annotated[str, _of(String(64), unique=True)]
+    token_hash: Annotated[str, _of(_Text(64), unique=True)]
     revoked: bool
     profile: dict[str, Any]
     enrolled_at: float
@@ -75,7 +102,7 @@ class DeviceRecord:
 class EnrolmentRecord:
     """A token with which devices enrol."""
 
-    token_hash: Annotated[str, _of(String(64), primary_key=True)]
+    token_hash: Annotated[str, _of(_Text(64), primary_key=True)]
     expires_at: float
     uses_left: int
 
@@ -84,8 +111,8 @@ class EnrolmentRecord:
 class SessionRecord:
     """A page that signed in with the administrator's token."""
 
-    token_hash: Annotated[str, _of(String(64), primary_key=True)]
-    admin_hash: Annotated[str, _of(String(64))]  # of the token that it signed in with
+    token_hash: Annotated[str, _of(_Text(64), primary_key=True)]
+    admin_hash: Annotated[str, _of(_Text(64))]  # of the token that it signed in with
     created_at: float
     expires_at: float
 
@@ -95,8 +122,8 @@ class RoundRecord:
     """A round but for its seats."""
 
     job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
-    number: Annotated[int, _of(Integer, primary_key=True)]
-    state: Annotated[str, _of(String(16))]
+    number: Annotated[int, _of(_WHOLE, primary_key=True)]
+    state: Annotated[str, _of(_Text(16))]
     body: dict[str, Any]  # rounds.encode_head
     summary: dict[str, Any]  # what it came to, once it is over
     opened_at: float
@@ -108,8 +135,8 @@ class SeatRecord:
     """A seat of a round: a fact is about one of them, so that it costs the same in a round of any size."""
 
     job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
-    round: Annotated[int, _of(Integer, primary_key=True)]
-    number: Annotated[int, _of(Integer, primary_key=True)]
+    round: Annotated[int, _of(_WHOLE, primary_key=True)]
+    number: Annotated[int, _of(_WHOLE, primary_key=True)]
     body: dict[str, Any]  # rounds.encode_seat
 
 
@@ -117,12 +144,12 @@ class SeatRecord:
 class UpdateRecord:
     """An update that was received whole, found sound and acknowledged."""
 
-    task: Annotated[str, _of(String(96), primary_key=True)]
+    task: Annotated[str, _of(_Text(96), primary_key=True)]
     job: Annotated[str, _of(ForeignKey("jobs.id"))]
     round: int
     slot: int
     device: Annotated[str, _of(ForeignKey("devices.id"))]
-    sha256: Annotated[str, _of(String(64))]
+    sha256: Annotated[str, _of(_Text(64))]
     bytes: int
     samples: int
     weight: float
@@ -151,10 +178,10 @@ class StandingRecord:
 class MetricRecord:
     """A score of a version."""
 
-    id: Annotated[int, _of(Integer, primary_key=True, autoincrement=True)]
+    id: Annotated[int, _of(_WHOLE, primary_key=True, autoincrement=True)]
     job: Annotated[str, _of(ForeignKey("jobs.id"), index=True)]
     version: int
-    name: Annotated[str, _of(String(64))]
+    name: Annotated[str, _of(_Text(64))]
     value: float
     at: float
 
@@ -163,10 +190,10 @@ class MetricRecord:
 class EventRecord:
     """What happened to a job, for clients that watch it."""
 
-    id: Annotated[int, _of(Integer, primary_key=True, autoincrement=True)]
-    job: Annotated[str, _of(String(32), index=True)]
+    id: Annotated[int, _of(_WHOLE, primary_key=True, autoincrement=True)]
+    job: Annotated[str, _of(_Text(32), index=True)]
     at: float
-    kind: Annotated[str, _of(String(32))]
+    kind: Annotated[str, _of(_Text(32))]
     body: dict[str, Any]
 
 
@@ -175,10 +202,10 @@ class BenchmarkRecord:
     """What training costs on a device, by its own measurement; the newest of each bundle, batch, runtime, threads."""
 
     device: Annotated[str, _of(ForeignKey("devices.id"), primary_key=True)]
-    bundle: Annotated[str, _of(String(64), primary_key=True, index=True)]
-    batch: Annotated[int, _of(Integer, primary_key=True)]
-    threads: Annotated[int, _of(Integer, primary_key=True)]
-    runtime: Annotated[str, _of(String(200), primary_key=True)]
+    bundle: Annotated[str, _of(_Text(64), primary_key=True, index=True)]
+    batch: Annotated[int, _of(_WHOLE, primary_key=True)]
+    threads: Annotated[int, _of(_WHOLE, primary_key=True)]
+    runtime: Annotated[str, _of(_Text(200), primary_key=True)]
     body: dict[str, Any]  # federation/benchmark.py
     at: float
 

@@ -44,7 +44,12 @@ def serve(
     proxy: Annotated[
         str | None, typer.Option(help="Address of a proxy in front, whose X-Forwarded-For is believed.")
     ] = None,
-    database: Annotated[str | None, typer.Option(help="SQLAlchemy URL instead of SQLite in the directory.")] = None,
+    database: Annotated[
+        str | None, typer.Option(help="postgresql+psycopg://USER@HOST/NAME instead of SQLite in the directory.")
+    ] = None,
+    blobs: Annotated[
+        str | None, typer.Option(help="s3://BUCKET/PREFIX for weights and bodies instead of files in the directory.")
+    ] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
     ] = None,
@@ -79,6 +84,7 @@ def serve(
         "allow_origin": tuple(allow_origin) if allow_origin else None,
         "proxy": proxy,
         "database": database,
+        "blobs": blobs,
         "evaluation_data": evaluation_data,
         "log_level": log_level,
     }
@@ -95,10 +101,10 @@ def _back_up(data: Path, settings: Settings, file: Path) -> None:
     from coordinator.backup import write_backup
     from federation.errors import InputError
 
-    if settings.database is not None:
+    if settings.database is not None or settings.blobs is not None:
         raise InputError(
-            "--backup copies the SQLite database of the directory; this one is elsewhere: stop the coordinator, then "
-            f"back up the database with its own tools (pg_dump) and copy {data}"
+            "--backup copies the SQLite database and the files of the directory; these are elsewhere: stop the "
+            f"coordinator, then back up database and bucket with their own tools (pg_dump) and copy {data}"
         )
     made = write_backup(data, file)
     show.console().print(

@@ -30,8 +30,8 @@ from coordinator.evaluation import EvaluationLimits
 from coordinator.registry import Registry
 from coordinator.server import Server
 from coordinator.settings import Settings
-from coordinator.store.blobs import DirectoryBlobs
-from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.blobs import Blobs, DirectoryBlobs
+from coordinator.store.database import open_database
 from coordinator.store.repository import Repository
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples
@@ -48,6 +48,7 @@ from federation.messages import Report, TaskOffer
 from federation.space import Vector
 from federation.wire import CheckedUpdate, encode_layers
 from tests import tiny_bundle
+from tests.coordinator.databases import database_url
 from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,13 +156,19 @@ class World:
         (root / "operator" / "test.npz").touch()
         self.limits = EvaluationLimits(evaluation_data=str(root / "operator"))
         DirectoryBlobs(root)  # makes the folders
-        self.bundle, self.manifest = place_bundle(root, width)
+        self.bundle, self.manifest = self.place_bundle(width)
         self.begin()
+
+    def place_bundle(self, width: int) -> tuple[str, Manifest]:
+        return place_bundle(self.root, width)
+
+    def open_blobs(self) -> Blobs:
+        return DirectoryBlobs(self.root)
 
     def begin(self) -> None:
         """Start, or start again after `end`."""
-        self.sessions = open_database(sqlite_url(self.root))
-        repository, blobs = Repository(self.sessions), DirectoryBlobs(self.root)
+        self.sessions = open_database(database_url(self.root))
+        repository, blobs = Repository(self.sessions), self.open_blobs()
         self.registry = Registry(repository, lambda: self.now)
         self.coordinator = Coordinator(
             repository, blobs, clock=lambda: self.now, reached=self.reached, limits=self.limits
@@ -170,7 +177,6 @@ class World:
 
     def end(self) -> None:
         self.coordinator.stop()
-        self.sessions.kw["bind"].dispose()
 
     def restart(self) -> None:
         self.end()
@@ -302,7 +308,8 @@ class Site:
 @contextmanager
 def serving(directory: Path, **settings: Any) -> Iterator[Site]:
     """A real server on a free port of this machine, until the block ends."""
-    server = Server(directory, Settings(port=0, requests_per_second=10_000, **settings))
+    known = {"port": 0, "requests_per_second": 10_000, "database": database_url(directory), **settings}
+    server = Server(directory, Settings(**known))
     admin = server.registry.set_admin_token() or ""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the product does: 40 ms less for each request
@@ -319,7 +326,6 @@ def serving(directory: Path, **settings: Any) -> Iterator[Site]:
         process.should_exit = True
         thread.join(PATIENCE)
         bound.close()
-        server.coordinator.repository.sessions.kw["bind"].dispose()
         assert not thread.is_alive()
 
 
@@ -355,7 +361,7 @@ def reached(name):
     if name == point and seen == times:
         os.kill(os.getpid(), signal.SIGKILL)
 
-settings = Settings(port=port, requests_per_second=10_000, log_level="error")
+settings = Settings(port=port, requests_per_second=10_000, log_level="error", database=sys.argv[5])
 Server(directory, settings, reached=reached).run(lambda url: print(url, flush=True))
 """
 
@@ -363,7 +369,7 @@ Server(directory, settings, reached=reached).run(lambda url: print(url, flush=Tr
 def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0) -> tuple[subprocess.Popen[str], str]:
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(directory), str(port), point, str(times)],
+        [sys.executable, "-c", _SERVE, str(directory), str(port), point, str(times), database_url(directory)],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

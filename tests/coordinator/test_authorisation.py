@@ -215,7 +215,7 @@ def test_the_table_has_every_route(tmp_path) -> None:
         f"{m.upper()} {path}" for path, all_ in described.items() for m, one in all_.items() if "security" in one
     }
     assert secured == {route for route, (who, _) in ROUTES.items() if who != "anybody"}
-    server.coordinator.repository.sessions.kw["bind"].dispose()
+    server.coordinator.repository.close()
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -16,9 +16,12 @@ import pytest
 from coordinator.backup import TRIES, write_backup
 from edge_runtime.client import DeviceClient
 from federation.errors import EmbraceError, InputError
+from tests.coordinator.databases import about_sqlite
 from tests.coordinator.harness import ALL_THREE, ROOT, TIERS, Files, World, end_process, start_server
 from tests.coordinator.test_kill import answer, enrol_all
 from tests.waiting import wait_until
+
+pytestmark = about_sqlite
 
 ROUNDS = 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from sqlalchemy import Connection, create_engine, inspect, select, text
 from coordinator.store import database
 from coordinator.store.database import SCHEMA_VERSION, Sessions, open_database, sqlite_url
 from coordinator.store.migrations import MIGRATIONS
-from coordinator.store.schema import META
+from coordinator.store.repository import Repository
+from coordinator.store.schema import META, JobRecord
 from edge_runtime.bundle_files import read_manifest
 from federation.errors import InputError
+from tests.coordinator.databases import about_postgresql, about_sqlite, database_url
 from tests.coordinator.harness import Files, World
 
 
@@ -36,13 +39,14 @@ def columns(sessions: Sessions) -> set[str]:
 
 @pytest.fixture
 def url(tmp_path: Path):
-    url = sqlite_url(tmp_path)
+    url = database_url(tmp_path)
     first = open_database(url)
     assert version_of(first) == str(SCHEMA_VERSION)
     engine_of(first).dispose()
     return url
 
 
+@about_sqlite
 def test_what_is_committed_is_on_the_disk(url: str) -> None:
     sessions = open_database(url)
     with engine_of(sessions).connect() as connection:
@@ -59,6 +63,31 @@ def test_a_newer_database_is_not_touched(url: str) -> None:
     engine_of(sessions).dispose()
     with pytest.raises(InputError, match=rf"schema 99.*up to {SCHEMA_VERSION}.*newer program"):
         open_database(url)
+
+
+@about_postgresql
+def test_two_processes_that_start_at_once_make_one_database(tmp_path: Path) -> None:
+    url = database_url(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        for sessions in pool.map(open_database, [url] * 4):
+            assert version_of(sessions) == str(SCHEMA_VERSION)
+            engine_of(sessions).dispose()
+
+
+def test_numbers_that_are_none_and_integers_of_64_bits_can_be_kept(url: str) -> None:
+    repository = Repository(open_database(url))
+    body = {"loss": float("nan"), "deep": [{"x": float("inf")}, 1.5], "text": "a\0b"}
+    with repository.begin() as session:
+        repository.add_job(session, JobRecord("j", "a\0b", "", {}, "done", version=2**40, created_at=0.0))
+        repository.add_events(session, [{"job": "j", "at": 0.0, "kind": "k", "body": body}])
+    with repository.reading() as session:
+        (event,) = repository.events(session, "j", 0, 10)
+        assert event.body == {"loss": None, "deep": [{"x": None}, 1.5], "text": "a\0b"}
+        found = repository.job(session, "j")
+        assert found is not None and (found.version, found.name) == (2**40, "a\ufffdb")
+        assert repository.job(session, "j\0") is None
+        assert repository.events(session, "j", 2**62, 10) == []
+    repository.close()
 
 
 def add_column(name: str):
@@ -95,9 +124,9 @@ def test_a_migration_that_breaks_off_has_not_happened(url: str, monkeypatch: pyt
 def test_a_database_that_was_half_made_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_set_version", lambda connection, version: breaks(connection))
     with pytest.raises(RuntimeError):
-        open_database(sqlite_url(tmp_path))
+        open_database(database_url(tmp_path))
     monkeypatch.undo()
-    sessions = open_database(sqlite_url(tmp_path))
+    sessions = open_database(database_url(tmp_path))
     assert version_of(sessions) == str(SCHEMA_VERSION)
     engine_of(sessions).dispose()
 
@@ -111,7 +140,7 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
     world.send(devices[0], offers[devices[0]])
     before = world.state(job)["round"]
     world.end()
-    engine = create_engine(sqlite_url(tmp_path))
+    engine = create_engine(database_url(tmp_path))
     with engine.begin() as connection:
         body = text("UPDATE rounds SET body = :body")
         connection.execute(body, {"body": json.dumps(before["body"])})
@@ -164,6 +193,7 @@ def shape(path: Path) -> dict[str, tuple[set[str], set[str]]]:
     return found
 
 
+@about_sqlite
 def test_an_old_database_becomes_what_a_new_one_is(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "coordinator.db")) as old:
         old.executescript((SCHEMA_2 / "coordinator.sql").read_text())
@@ -173,6 +203,7 @@ def test_an_old_database_becomes_what_a_new_one_is(tmp_path: Path) -> None:
     assert shape(tmp_path) == shape(tmp_path / "new")
 
 
+@about_sqlite
 def test_a_job_of_the_second_schema_goes_on(tmp_path: Path) -> None:
     """In the middle of the second of three rounds, one body of three in the spool; rounds had no facts then."""
     root = Path(shutil.copytree(SCHEMA_2, tmp_path / "served"))
@@ -198,6 +229,7 @@ def test_a_job_of_the_second_schema_goes_on(tmp_path: Path) -> None:
         world.end()
 
 
+@about_sqlite
 def test_the_last_update_of_a_device_is_found_by_an_index(url: str) -> None:
     sessions = open_database(url)
     with engine_of(sessions).connect() as connection:

@@ -19,6 +19,7 @@ from coordinator.store.schema import DELETING, METADATA
 from edge_runtime.data import from_arrays
 from federation.errors import InputError
 from federation.job import plan_from
+from tests.coordinator.databases import copy_database
 from tests.coordinator.harness import World, end_process, place_bundle, start_server, upload
 from tests.waiting import PATIENCE, wait_until
 
@@ -153,6 +154,7 @@ def test_killed_while_a_job_is_deleted(world: World, tmp_path: Path, point: str,
     token = world.registry.set_admin_token()
     world.end()
     directory = Path(shutil.copytree(world.root, tmp_path / "copy"))
+    copy_database(world.root, directory)
     process, url = start_server(directory, point=point, times=times)
     headers = {"Authorization": f"Bearer {token}"}
     try:

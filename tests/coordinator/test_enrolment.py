@@ -10,6 +10,7 @@ import pytest
 from coordinator.errors import NotAllowed, NotFound, Refused
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
+from tests.coordinator.databases import about_sqlite
 from tests.coordinator.harness import World, task_parts
 
 
@@ -47,6 +48,7 @@ def test_an_invitation_has_bounds(world: World, uses: int, seconds: float) -> No
         world.registry.invite(uses, seconds)
 
 
+@about_sqlite
 def test_no_token_is_in_the_files(world: World) -> None:
     admin, invitation = world.registry.set_admin_token(), world.registry.invite(2, 60)
     device, token = world.registry.enrol(invitation, "kitchen", DeviceProfile())

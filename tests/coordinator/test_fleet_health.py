@@ -16,6 +16,7 @@ from coordinator.standings import FIRST_BENCH, LONGEST_BENCH
 from coordinator.store.schema import StandingRecord
 from federation.axes.cover import DeviceProfile
 from federation.job import plan_from
+from tests.coordinator.databases import about_sqlite
 from tests.coordinator.harness import Offer, Site, World, body_of, only, report_header, task_parts
 from tests.waiting import wait_until
 
@@ -356,6 +357,7 @@ def test_what_was_excused_makes_no_bench_longer(world: World) -> None:
     assert (known["failures"], known["in_a_row"]) == (4, 1)
 
 
+@about_sqlite
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="its sqlite3 cannot lower the limit")
 def test_more_devices_than_a_database_binds_values_have_a_standing(world: World) -> None:
     """Some databases bind 32,766 values at once; here it is 50, for as many devices."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -28,6 +26,7 @@ from federation.manifest import MANIFEST_NAME, Manifest
 from federation.messages import TaskOffer
 from federation.wire import encode_layers
 from simulation.datasets.digits import DIGITS
+from tests.coordinator.databases import copy_database, query
 from tests.coordinator.harness import (
     ALL_THREE,
     ROOT,
@@ -60,7 +59,9 @@ class Prepared:
     expected: bytes = field(default=b"", repr=False)
 
     def copy(self, to: Path) -> Path:
-        return Path(shutil.copytree(self.directory, to))
+        copied = Path(shutil.copytree(self.directory, to))
+        copy_database(self.directory, copied)
+        return copied
 
     def result(self, directory: Path) -> bytes:
         return Files(directory).version(self.job, ROUNDS).read_bytes()
@@ -216,8 +217,7 @@ SHIPPED = ROOT / "embrace" / "demo" / "digits"
 
 def scored_versions(directory: Path, job: str) -> list[tuple[int, str, float]]:
     """What is recorded of scores; the server may be at work."""
-    with contextlib.closing(sqlite3.connect(directory / "coordinator.db")) as database:
-        return sorted(database.execute("SELECT version, name, value FROM metrics WHERE job = ?", (job,)).fetchall())
+    return sorted(query(directory, "SELECT version, name, value FROM metrics WHERE job = :job", job=job))
 
 
 @pytest.fixture(scope="module")
@@ -287,8 +287,7 @@ def killed_agent(url: str, token: str) -> str:
 
 
 def is_done(directory: Path, job: str) -> bool:
-    with contextlib.closing(sqlite3.connect(directory / "coordinator.db")) as database:
-        return database.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone() == ("done",)
+    return query(directory, "SELECT state FROM jobs WHERE id = :job", job=job) == [("done",)]
 
 
 @pytest.mark.parametrize("closes", ["with another device", "by the deadline"])

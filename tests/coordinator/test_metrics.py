@@ -22,6 +22,7 @@ from coordinator.api.metrics import Metrics
 from coordinator.errors import NotAllowed, NotFound, Refused
 from federation.errors import InputError
 from federation.wire import WireError
+from tests.coordinator.databases import database_url
 from tests.live_server import LiveServer, live_server, next_task, send_update
 from tests.waiting import PATIENCE, wait_until
 
@@ -253,13 +254,12 @@ def test_many_timings_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from coordinator import reports
     from coordinator.coordinator import Coordinator
     from coordinator.store.blobs import DirectoryBlobs
-    from coordinator.store.database import open_database, sqlite_url
+    from coordinator.store.database import open_database
     from coordinator.store.repository import Repository
     from coordinator.store.schema import DeviceRecord, JobRecord, UpdateRecord
 
     monkeypatch.setattr(reports, "UPDATES_AT_ONCE", 7)
-    sessions = open_database(sqlite_url(tmp_path))
-    repository = Repository(sessions)
+    repository = Repository(open_database(database_url(tmp_path)))
     report = {"seconds": "none of these"}
     with repository.begin() as session:
         repository.add_job(session, JobRecord("j", "", "", {}, "done", version=0, created_at=0))
@@ -270,7 +270,7 @@ def test_many_timings_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     coordinator = Coordinator(repository, DirectoryBlobs(tmp_path))
     found = [(row["round"], row["slot"]) for row in coordinator.timings("j", 1)]
     assert found == [(number, slot) for number in range(1, 5) for slot in range(10)]
-    sessions.kw["bind"].dispose()
+    repository.close()
 
 
 def test_a_small_answer_is_not_held_back(server: LiveServer) -> None:

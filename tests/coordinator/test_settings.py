@@ -47,6 +47,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "allow_origin": "https://lab.example http://192.168.1.7",
         "proxy": "10.0.0.1,fd00::/8",
         "database": "sqlite:///x.db",
+        "blobs": "s3://bucket/x",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
         "waiting_requests": "8",
@@ -199,4 +200,4 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     server = Server(tmp_path / "data", Settings(tls_certificate=wrong, tls_key=wrong))
     with pytest.raises(InputError, match=r"cannot use .*a\.pem"):
         server._config()
-    server.coordinator.repository.sessions.kw["bind"].dispose()
+    server.coordinator.repository.close()

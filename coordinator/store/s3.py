@@ -1,0 +1,240 @@
+"""Blobs in object storage: `--blobs s3://bucket/prefix`. A machine that is lost takes no blob with it.
+
+    PREFIX/objects/SECRET     bytes, written once; every attempt to write has a key of its own that cannot be guessed
+    PREFIX/refs/KEY.ref       which objects a key has, with their sizes and sha256: {"files": {name: {...}}}
+
+A blob is there once its ref is, as a whole; a ref is replaced by writing it anew. Nothing rests on conditional
+requests, which servers treat differently, and what is read is hashed. A folder of this machine keeps what this process
+has read or written; it begins empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import StoreAway
+from coordinator.store.blobs import DirectoryBlobs
+from edge_runtime.files import make_folder
+from federation.errors import InputError, MissingPackage
+
+SCHEME = "s3://"
+REFS, REF = "refs/", ".ref"  # a ref and those below its key differ in name, also where objects are files
+AT_ONCE = 8  # transfers
+ATTEMPTS = 4  # of one request
+SECONDS = 20.0  # until the server has to answer
+Files = dict[str, dict[str, Any]]  # of a ref: the name of a file in the folder, "" for a blob that is one file
+
+
+class S3Blobs:
+    """Blobs in a bucket, and a folder with those that this process has used."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """`folder` is emptied. Credentials and the address of another server than AWS come from the environment."""
+        self._bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not self._bucket:
+            raise InputError(f"blobs: expected s3://BUCKET/PREFIX, got {url!r}")
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder)
+        self._local = DirectoryBlobs(folder)
+        self._client = _connect()
+        self._pool = ThreadPoolExecutor(AT_ONCE, "s3")
+        with _told(f"bucket {self._bucket}"):
+            self._client.head_bucket(Bucket=self._bucket)
+
+    # --- the protocol ------------------------------------------------------------------------------------------------
+
+    def draft(self, key: str, suffix: str = ".draft") -> Path:
+        draft = self._local.draft(key, suffix)
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        return draft
+
+    def commit(self, draft: Path, key: str) -> None:
+        paths = [path for path in sorted(draft.rglob("*")) if path.is_file()] if draft.is_dir() else [draft]
+        names = [path.relative_to(draft).as_posix() if path != draft else "" for path in paths]
+        self._write_ref(key, dict(zip(names, self._pool.map(self._upload, paths))))
+        self._local.commit(draft, key)
+
+    def commit_all(self, drafts: Sequence[tuple[Path, str]]) -> list[OSError | None]:
+        return list(self._pool.map(self._commit_one, drafts))
+
+    def _commit_one(self, pair: tuple[Path, str]) -> OSError | None:
+        draft, key = pair
+        try:
+            self._write_ref(key, {"": self._upload(draft)})
+            draft.replace(self._local.file(key))
+        except OSError as error:
+            return error
+        return None
+
+    def file(self, key: str) -> Path:
+        path = self._local.file(key)
+        refs = {} if path.exists() else self._refs(key)
+        if not refs:
+            return path
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # another thread may want the same
+        try:
+            for own, files in refs.items():
+                for name, facts in files.items():
+                    self._download(facts, draft / own.removeprefix(key).strip("/") / name)
+            with suppress(OSError):  # the other one was first
+                draft.rename(path)
+        finally:
+            self._local.delete(str(draft.relative_to(self._local.root)))
+        return path
+
+    def link(self, key: str, other: str) -> None:
+        if self._ref(other) is not None:
+            return
+        files = self._ref(key)
+        if files is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no blob", key)
+        self._write_ref(other, {name: self._copy(facts) for name, facts in files.items()})
+        if self._local.file(key).exists():
+            self._local.link(key, other)
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            for own, files in self._refs(key).items():
+                self._remove(_ref_of(own))  # first: a ref never names what is gone
+                for facts in files.values():
+                    self._remove(facts["object"])
+            self._local.delete(key)
+
+    def size(self, *keys: str) -> int:
+        """Count bytes; a second key has a copy of its own here."""
+        found = (files for key in keys for files in self._refs(key).values())
+        return sum(int(facts["bytes"]) for files in found for facts in files.values())
+
+    def list(self, folder: str) -> list[str]:
+        names = {key.removeprefix(f"{folder}/").partition("/")[0] for key in self._keys(f"{folder}/")}
+        return sorted({*(f"{folder}/{name}" for name in names), *self._local.list(folder)})
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._local.close()
+        self._client.close()
+
+    # --- objects and refs --------------------------------------------------------------------------------------------
+
+    def _upload(self, path: Path) -> dict[str, Any]:
+        """Write a file to a new object; describe it as a ref does."""
+        with path.open("rb") as file:
+            digest, size = hashlib.sha256(), 0
+            while part := file.read(1 << 20):
+                digest.update(part)
+                size += len(part)
+            name = self._new_object()
+            file.seek(0)
+            with _told(name):
+                self._client.upload_fileobj(file, self._bucket, self._prefix + name)
+        return {"object": name, "sha256": digest.hexdigest(), "bytes": size}
+
+    def _download(self, facts: dict[str, Any], to: Path) -> None:
+        """Read an object into a file; it has to be what was written."""
+        to.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with _told(facts["object"]), to.open("wb") as file:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + facts["object"])
+            for part in answer["Body"].iter_chunks(1 << 20):
+                digest.update(part)
+                file.write(part)
+        if digest.hexdigest() != facts["sha256"]:
+            raise StoreAway(f"{facts['object']} of {self._bucket} is not what was written: it has another sha256")
+
+    def _copy(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Copy an object to a new one without reading it."""
+        name = self._new_object()
+        source = {"Bucket": self._bucket, "Key": self._prefix + facts["object"]}
+        with _told(facts["object"]):
+            self._client.copy(source, self._bucket, self._prefix + name)
+        return {**facts, "object": name}
+
+    def _new_object(self) -> str:
+        return f"objects/{secrets.token_hex(24)}"
+
+    def _remove(self, name: str) -> None:
+        with _told(name):
+            self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+    def _write_ref(self, key: str, files: Files) -> None:
+        """Give objects a key; those that had it before are removed afterwards."""
+        before = self._ref(key)
+        with _told(_ref_of(key)):
+            body = json.dumps({"files": files}).encode()
+            self._client.put_object(Bucket=self._bucket, Key=self._prefix + _ref_of(key), Body=body)
+        for facts in (before or {}).values():
+            self._remove(facts["object"])
+
+    def _ref(self, key: str) -> Files | None:
+        with _told(_ref_of(key)):
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + _ref_of(key))
+                return dict(json.loads(answer["Body"].read())["files"])
+            except self._client.exceptions.NoSuchKey:
+                return None
+
+    def _refs(self, key: str) -> dict[str, Files]:
+        """Find the ref of a key, or those below it."""
+        own = self._ref(key)
+        found = {key: own} if own is not None else {}
+        if own is None or "" not in own:  # a folder: files may have been added to it
+            below = ((other, self._ref(other)) for other in self._keys(f"{key}/"))
+            found |= {other: files for other, files in below if files is not None}
+        return found
+
+    def _keys(self, beginning: str) -> Iterator[str]:
+        """List the keys of all refs that begin with a text."""
+        start = f"{self._prefix}{REFS}"
+        with _told(REFS + beginning):
+            found = self._client.get_paginator("list_objects_v2")
+            for page in found.paginate(Bucket=self._bucket, Prefix=start + beginning):
+                names = (str(row["Key"]).removeprefix(start) for row in page.get("Contents", ()))
+                yield from (name.removesuffix(REF) for name in names if name.endswith(REF))
+
+
+def _ref_of(key: str) -> str:
+    return f"{REFS}{key}{REF}"
+
+
+def _connect() -> Any:
+    """Make a client; boto3 knows where credentials and addresses may be given."""
+    try:
+        from boto3.session import Session
+        from botocore.config import Config
+    except ImportError:
+        raise MissingPackage("boto3", "scale") from None
+    elsewhere = bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
+    config = Config(
+        signature_version="s3v4",
+        retries={"mode": "standard", "max_attempts": ATTEMPTS},
+        connect_timeout=SECONDS,
+        read_timeout=SECONDS,
+        max_pool_connections=2 * AT_ONCE,
+        # Other servers than AWS know neither buckets as hosts nor its newer checksums; the sha256 of refs is enough.
+        s3={"addressing_style": "path" if elsewhere else "auto"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return Session().client("s3", config=config, region_name=os.environ.get("AWS_REGION", "us-east-1"))
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what boto3 raises into one error that is waited for."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise StoreAway(f"object storage, {what}: {error}") from None

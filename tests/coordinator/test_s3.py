@@ -1,0 +1,222 @@
+"""Blobs in object storage: the same protocol, the same weights; what is lost with a machine, and with the server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.errors import StoreAway
+from coordinator.store import s3
+from coordinator.store.blobs import Blobs
+from coordinator.store.s3 import S3Blobs
+from federation.axes.cover import DeviceProfile
+from federation.errors import InputError
+from tests.coordinator.databases import copy_database
+from tests.coordinator.harness import ALL_THREE, Offer, World, body_of, put_update, serving
+from tests.coordinator.s3_servers import BUCKET, S3Server, s3_server
+
+URL = f"s3://{BUCKET}/some/where"
+
+
+@pytest.fixture(scope="module", params=["rclone", "moto"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(request.param, tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture
+def rclone(tmp_path: Path) -> Iterator[S3Server]:
+    with s3_server("rclone", tmp_path / "s3") as found:
+        yield found
+
+
+def keys(server: S3Server, below: str = "") -> list[str]:
+    pages = server.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=below)
+    return [row["Key"] for page in pages for row in page.get("Contents", ())]
+
+
+def write(blobs: Blobs, key: str, data: bytes) -> None:
+    draft = blobs.draft(key)
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_bytes(data)
+    blobs.commit(draft, key)
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"s3://{BUCKET}/{abs(hash(request.node.name))}"
+
+
+def test_what_one_machine_wrote_another_reads(server: S3Server, prefix: str, tmp_path: Path) -> None:
+    first = S3Blobs(prefix, tmp_path / "first")
+    write(first, "jobs/a/versions/0.x", b"zero")
+    write(first, "jobs/a/versions/0.x", b"nought")  # in place of what has the key
+    first.link("jobs/a/versions/0.x", "jobs/a/versions/0.best")
+    folder = first.draft("bundles/abc")
+    (folder / "graphs").mkdir(parents=True)
+    (folder / "graphs" / "one.onnx").write_bytes(b"1" * 100)
+    (folder / "manifest.json").write_bytes(b"{}")
+    first.commit(folder, "bundles/abc")
+    write(first, "bundles/abc/signature.json", b"signed")
+    arrived = [(first.draft(f"spool/t{n}", ".part"), f"spool/t{n}.body") for n in range(20)]
+    for path, _ in arrived[:-1]:
+        path.write_bytes(path.name.encode())
+    *kept, missing = first.commit_all(arrived)
+    assert kept == [None] * 19 and isinstance(missing, FileNotFoundError)
+    first.close()
+
+    second = S3Blobs(prefix, tmp_path / "second")
+    assert second.file("jobs/a/versions/0.x").read_bytes() == b"nought"
+    bundle = second.file("bundles/abc")
+    found = {str(path.relative_to(bundle)): path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    assert found == {"graphs/one.onnx": b"1" * 100, "manifest.json": b"{}", "signature.json": b"signed"}
+    assert second.list("jobs") == ["jobs/a"] and second.list("bundles") == ["bundles/abc"]
+    assert second.list("jobs/a/versions") == ["jobs/a/versions/0.best", "jobs/a/versions/0.x"]
+    assert len(second.list("spool")) == 19 and second.size("jobs/a", "bundles/abc") == 6 + 6 + 102 + 6
+    assert not second.file("jobs/b/versions/0.x").exists()
+    second.delete("jobs/a/versions/0.x", "spool/t3.body", "spool/t3.body")
+    assert second.file("jobs/a/versions/0.best").read_bytes() == b"nought", "a second key is one of its own"
+    assert not second.file("spool/t3.body").exists() and not second.file("jobs/a/versions/0.x").exists()
+    second.delete("jobs/a", "bundles/abc", *second.list("spool"))
+    assert keys(server, prefix.partition(f"{BUCKET}/")[2]) == [], "no object is left behind"
+    second.close()
+
+
+def test_keys_of_objects_cannot_be_guessed_and_are_never_used_twice(server: S3Server, prefix: str, tmp_path) -> None:
+    blobs = S3Blobs(prefix, tmp_path / "cache")
+    place = prefix.partition(f"{BUCKET}/")[2] + "/objects/"
+    write(blobs, "data/a", b"the same")
+    first = keys(server, place)
+    write(blobs, "data/a", b"the same")
+    second = keys(server, place)
+    assert len(first) == len(second) == 1 and first != second and len(first[0]) >= len(place) + 40
+    blobs.close()
+
+
+def test_bytes_that_were_not_written_are_refused(server: S3Server, prefix: str, tmp_path: Path) -> None:
+    first = S3Blobs(prefix, tmp_path / "first")
+    write(first, "data/a", b"what was written")
+    first.close()
+    (name,) = keys(server, prefix.partition(f"{BUCKET}/")[2] + "/objects/")
+    server.client().put_object(Bucket=BUCKET, Key=name, Body=b"something else")
+    second = S3Blobs(prefix, tmp_path / "second")
+    with pytest.raises(StoreAway, match="another sha256"):
+        second.file("data/a")
+    assert not (tmp_path / "second" / "data" / "a").exists()
+    second.close()
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "http://bucket/x", "bucket"])
+def test_what_is_no_bucket(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected s3://BUCKET/PREFIX"):
+        S3Blobs(url, tmp_path / "cache")
+
+
+def test_a_bucket_that_is_not_there_or_not_ours(server: S3Server, tmp_path: Path) -> None:
+    with pytest.raises(StoreAway, match="bucket elsewhere"):
+        S3Blobs("s3://elsewhere/x", tmp_path / "cache")
+
+
+def test_a_wrong_secret_is_refused(rclone: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(StoreAway):
+        S3Blobs(URL, tmp_path / "cache")
+
+
+# --- a coordinator ---------------------------------------------------------------------------------------------------
+
+
+class S3World(World):
+    """A coordinator whose blobs are in a bucket; its directory may be lost."""
+
+    url = URL
+
+    def open_blobs(self) -> Blobs:
+        return S3Blobs(self.url, self.root / "cache")
+
+    def place_bundle(self, width: int) -> tuple[str, Any]:
+        found = super().place_bundle(width)
+        blobs, key = self.open_blobs(), f"bundles/{found[0]}"
+        shutil.copytree(self.root / key, blobs.draft(key))
+        blobs.commit(blobs.draft(key), key)
+        blobs.close()
+        for folder in ("bundles", "data", "jobs", "spool"):
+            shutil.rmtree(self.root / folder)  # nothing is read there
+        return found
+
+    def weights_file(self, job: str) -> bytes:
+        return Path(self.coordinator.version_file(job, self.state(job)["version"])[0]).read_bytes()
+
+
+def rounds_of(world: World, devices: list[str], job: str, *, until: int) -> None:
+    while world.state(job)["version"] < until:
+        world.round(devices)
+
+
+@pytest.mark.parametrize("plan", [{}, {"algorithm": "fedadam"}, {"serve": {"combine": "median"}}])
+def test_the_same_weights_as_in_a_directory(server: S3Server, prefix: str, tmp_path: Path, plan: Any) -> None:
+    plan = {"num_rounds": 3, **ALL_THREE, **plan}
+    plain, stored = World(tmp_path / "plain"), type("Own", (S3World,), {"url": prefix})(tmp_path / "stored")
+    found = []
+    for world in (plain, stored):
+        devices = world.fleet("strong", "moderate", "weak")
+        job = world.job(**plan)
+        rounds_of(world, devices, job, until=3)
+        found.append(Path(world.coordinator.version_file(job, 3)[0]).read_bytes())
+    assert found[0] == found[1]
+    stored.coordinator.delete_job(job)
+    plain.end()
+    stored.end()
+    assert keys(server, prefix.partition(f"{BUCKET}/")[2]) == []
+
+
+def test_a_lost_machine_takes_nothing_with_it(rclone: S3Server, tmp_path: Path) -> None:
+    """In the middle of a round, one update of three acknowledged: another machine has the database and the bucket."""
+    world = S3World(tmp_path / "one")
+    devices = world.fleet("strong", "moderate", "weak")
+    job = world.job(num_rounds=2, **ALL_THREE)
+    world.round(devices)
+    offers = world.offers(devices)
+    world.send(devices[0], offers[devices[0]])
+    world.end()
+    (tmp_path / "two").mkdir()
+    for path in (tmp_path / "one").glob("coordinator.db*"):
+        shutil.copy(path, tmp_path / "two")
+    copy_database(tmp_path / "one", tmp_path / "two")
+    shutil.rmtree(tmp_path / "one")
+    world.root = tmp_path / "two"
+    world.begin()
+    for device in devices[1:]:
+        world.send(device, offers[device])
+    world.settle()
+    assert world.state(job)["version"] == 2
+    expected = World(tmp_path / "plain")
+    fleet, other = expected.fleet("strong", "moderate", "weak"), expected.job(num_rounds=2, **ALL_THREE)
+    rounds_of(expected, fleet, other, until=2)
+    assert world.weights_file(job) == Path(expected.coordinator.version_file(other, 2)[0]).read_bytes()
+    world.end()
+    expected.end()
+
+
+def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is told to come back, and the round closes when the server is there again."""
+    monkeypatch.setattr(s3, "ATTEMPTS", 1)
+    directory = tmp_path / "served"
+    made = S3World(directory)
+    job = made.job(num_rounds=1)
+    token = made.registry.enrol(made.registry.invite(1, 60), "d", DeviceProfile(tier="strong"))[1]
+    made.end()
+    with serving(directory, blobs=URL) as site, site.http(token) as client:
+        offer = Offer(client.post("/v1/tasks/next?wait=5").json())
+        body = body_of(made.manifest, offer)
+        rclone.kill()
+        answer = put_update(client, offer, body)
+        assert (answer.status_code, answer.json()["title"]) == (503, "Object storage not available")
+        rclone.start()
+        assert put_update(client, offer, body).status_code == 201
+        site.settle()
+        assert site.server.coordinator.job(job)["version"] == 1
