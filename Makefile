@@ -41,12 +41,12 @@ pytest: $(READY) $(STOCK_READY) ## the tests alone
 test-slow: $(READY) $(STOCK_READY) ## the slow tests only
 	$(BIN)/python -m pytest -m slow $(TESTS)
 
-test-browser: $(READY) web ## the agent in a page: the same numbers as the Python's, and real Chromium (needs Node)
+test-browser: $(READY) web ## the agent in a page and the dashboard: the same numbers as the Python's, and real Chromium (needs Node)
 	cd browser && npm test
 	@test -n "$(CHROMIUM)" || { echo 'no Chromium found: make test-browser CHROMIUM=/path/to/chromium'; exit 1; }
 	cd browser && PYTHON=$(CURDIR)/$(BIN)/python CHROMIUM=$(CHROMIUM) SCREENSHOTS=$(SCREENSHOTS) npm run test:chromium
 
-web: $(NODE_READY) ## build the page at /join into coordinator/web (needs Node); a wheel built afterwards has it
+web: $(NODE_READY) ## build the pages (/ and /join) into coordinator/web (needs Node); a wheel built afterwards has them
 	cd browser && npm run build
 
 test-ray: $(RAY_READY) ## simulations on Ray, one node and two that share no folder: the same results

@@ -36,7 +36,7 @@ export default defineConfig({
     target: "es2022",
     assetsInlineLimit: 0, // the Content-Security-Policy allows no data: addresses
     modulePreload: { polyfill: false },
-    rolldownOptions: { input: { join: here("join.html"), bench: here("bench.html") } },
+    rolldownOptions: { input: { join: here("join.html"), bench: here("bench.html"), dashboard: here("index.html") } },
   },
   worker: { format: "es" },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },

@@ -327,7 +327,7 @@ def _missing(job: OpenJob, here: Collection[str], now: float) -> int:
     """Count the devices that are missing to begin a round; a round does not wait for those that are benched."""
     counted = [device for device in here if device not in job.state.unfit]
     fit = any(not job.state.why_benched(device, now) for device in counted)
-    least = job.engine.plan.participate.needed if fit else len(counted) + 1
+    least = job.engine.plan.participate.needed if fit or not counted else len(counted) + 1
     return max(0, least - len(counted))
 
 

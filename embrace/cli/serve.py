@@ -141,7 +141,7 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
         _show_link(screen, url, enrolment)
     if server.lan is not None:
         _explain_trust(screen, server.lan, url)
-    screen.print(f"coordinator: {url}\nAPI documentation: {url}/docs", markup=False)
+    screen.print(f"coordinator: {url}\ndashboard: {url}/\nAPI documentation: {url}/docs", markup=False)
 
 
 def _explain_trust(screen: Console, lan: LanCertificate, url: str) -> None:

@@ -6,10 +6,10 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 import { zipSync } from "fflate";
-import { chromium, type Browser, type BrowserContext, type Page } from "playwright-core";
+import { chromium, type Browser, type BrowserContext, type BrowserContextOptions, type Page } from "playwright-core";
 
-const ROOT = fileURLToPath(new URL("../../..", import.meta.url));
-const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
+export const ROOT = fileURLToPath(new URL("../../..", import.meta.url));
+export const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
 export const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 export const FLAGS = [
   "--no-sandbox",
@@ -42,7 +42,11 @@ export class Workshop {
   private readonly browsers: Browser[] = [];
 
   run(name: string, ...args: string[]): ChildProcess & { told: () => string } {
-    const child = spawn(PYTHON, ["-m", "embrace", ...args], { cwd: ROOT, env: { ...process.env, COLUMNS: "300" } });
+    return this.python(name, "-m", "embrace", ...args);
+  }
+
+  python(name: string, ...args: string[]): ChildProcess & { told: () => string } {
+    const child = spawn(PYTHON, args, { cwd: ROOT, env: { ...process.env, COLUMNS: "300", PYTHONPATH: ROOT } });
     let text = "";
     for (const stream of [child.stdout, child.stderr]) stream.on("data", (chunk: Buffer) => (text += chunk.toString()));
     this.processes.push(child);
@@ -50,10 +54,10 @@ export class Workshop {
   }
 
   /** Open a browser's own storage; everything that its pages ask for and complain about is noted. */
-  async open(flags: readonly string[] = FLAGS): Promise<BrowserContext> {
+  async open(flags: readonly string[] = FLAGS, options: BrowserContextOptions = {}): Promise<BrowserContext> {
     const browser = await chromium.launch({ executablePath: CHROMIUM, args: [...flags] });
     this.browsers.push(browser);
-    const context = await browser.newContext({ viewport: PHONE, acceptDownloads: false, permissions: ["camera"] });
+    const context = await browser.newContext({ viewport: PHONE, acceptDownloads: false, permissions: ["camera"], ...options });
     context.on("request", (request) => this.requests.push(request.url()));
     context.on("weberror", (error) => this.problems.push(String(error.error())));
     context.on("console", (message) => message.type() === "error" && this.problems.push(message.text()));
@@ -124,8 +128,7 @@ export class Coordinator {
   }
 
   async call(path: string, method = "GET", body?: unknown): Promise<Response> {
-    const admin = readFileSync(join(this.folder, "admin.token"), "utf8").trim();
-    const headers = { Authorization: `Bearer ${admin}`, "Content-Type": "application/json" };
+    const headers = { Authorization: `Bearer ${this.admin}`, "Content-Type": "application/json" };
     const answer = await fetch(this.url + path, { method, headers, ...(body ? { body: JSON.stringify(body) } : {}) });
     if (!answer.ok) throw new Error(`${method} ${path}: ${answer.status} ${await answer.text()}`);
     return answer;
@@ -162,6 +165,10 @@ export class Coordinator {
     return new Float32Array(body.slice(start).buffer);
   }
 
+  get admin(): string {
+    return readFileSync(join(this.folder, "admin.token"), "utf8").trim();
+  }
+
   get link(): string {
     return `${this.url}/join#${this.enrolment}`;
   }
@@ -196,13 +203,13 @@ export async function helped(page: Page): Promise<number> {
   return (await shown.count()) > 0 ? Number(await shown.textContent()) : 0;
 }
 
-/** Make a picture of the whole page for the documentation, with few colours so that it is small. */
-export async function picture(page: Page, name: string): Promise<void> {
+/** Make a picture of the whole page, or of what is in sight, for the documentation; with few colours so that it is small. */
+export async function picture(page: Page, name: string, fullPage = true, colours = 64): Promise<void> {
   mkdirSync(PICTURES, { recursive: true });
   const file = join(PICTURES, name);
-  await page.screenshot({ path: file, fullPage: true });
-  const program = "import sys; from PIL import Image; Image.open(sys.argv[1]).convert('RGB').quantize(64).save(sys.argv[1], optimize=True)";
-  execFileSync(PYTHON, ["-c", program, file]);
+  await page.screenshot({ path: file, fullPage, animations: "disabled" });
+  const program = "import sys; from PIL import Image; Image.open(sys.argv[1]).convert('RGB').quantize(int(sys.argv[2]), Image.Quantize.MAXCOVERAGE, dither=0).save(sys.argv[1], optimize=True)";
+  execFileSync(PYTHON, ["-c", program, file, String(colours)]);
 }
 
 /** Write digits-like samples as numpy's savez would. */
