@@ -166,10 +166,11 @@ class Reports:
         with self._lock:  # behind whatever the end of the job led to
             return not self._evaluations.unfinished(job)
 
-    def rounds(self, job: str) -> list[dict[str, Any]]:
+    def rounds(self, job: str, first: int = 0) -> list[dict[str, Any]]:
+        """List the rounds of a job from one on."""
         self.job_state(job)
         with self._repository.reading() as session:
-            rows = self._repository.rounds(session, job)
+            rows = self._repository.rounds(session, job, first)
         return [_without(row, "body") for row in rows]
 
     def round_rows(self, job: str) -> list[dict[str, Any]]:
@@ -178,11 +179,11 @@ class Reports:
         took = [None if row["closed_at"] is None else row["closed_at"] - row["opened_at"] for row in rows]
         return [{**row, **row["summary"], "seconds": seconds} for row, seconds in zip(rows, took)]
 
-    def metrics(self, job: str) -> list[dict[str, Any]]:
-        """List the scores of versions."""
+    def metrics(self, job: str, first: int = 0) -> list[dict[str, Any]]:
+        """List the scores of versions from one on."""
         self.job_state(job)
         with self._repository.reading() as session:
-            return [_without(row, "id", "job") for row in self._repository.metrics(session, job)]
+            return [_without(row, "id", "job") for row in self._repository.metrics(session, job, first)]
 
     def events(self, job: str, after: int) -> tuple[list[dict[str, Any]], bool]:
         """List events behind a number; also whether there will be no others behind these."""

@@ -40,6 +40,8 @@ Match = Annotated[
     Query(min_length=1, max_length=200, description="Only those with this name or id, or this beginning of an id."),
 ]
 
+First = Annotated[int, Query(ge=0, le=LARGEST, description="Leave out what is before it.")]
+
 
 @router.post("/enrolments", status_code=201, summary="Invite devices")
 def invite(request: Invitation, known: Known) -> Invited:
@@ -180,15 +182,15 @@ def weights(job: str, version: Version, service: Service) -> Download:
 
 
 @router.get("/jobs/{job}/rounds", summary="The rounds of a job", responses=problems(404))
-def rounds(job: str, service: Service) -> list[dict[str, Any]]:
-    """From the first on; `summary` is what a committed round came to."""
-    return service.rounds(job)
+def rounds(job: str, service: Service, first_round: First = 0) -> list[dict[str, Any]]:
+    """From the first on, or from `first_round` on; `summary` is what a committed round came to."""
+    return service.rounds(job, first_round)
 
 
 @router.get("/jobs/{job}/metrics", summary="Scores of the versions of a job", responses=problems(404))
-def metrics(job: str, service: Service) -> list[dict[str, Any]]:
+def metrics(job: str, service: Service, first_version: First = 0) -> list[dict[str, Any]]:
     """What the evaluation of each version found, if the job has evaluation data."""
-    return service.metrics(job)
+    return service.metrics(job, first_version)
 
 
 @router.get(

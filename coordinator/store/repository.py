@@ -156,8 +156,9 @@ class Repository:
         if rows:
             session.execute(_NEW_SEAT if new else _SEAT, rows)
 
-    def rounds(self, session: Session, job: str) -> list[RoundRecord]:
-        return _all(session, RoundRecord, select(ROUNDS).where(ROUNDS.c.job == job).order_by(ROUNDS.c.number))
+    def rounds(self, session: Session, job: str, first: int = 0) -> list[RoundRecord]:
+        mine = select(ROUNDS).where(ROUNDS.c.job == job, ROUNDS.c.number >= first)
+        return _all(session, RoundRecord, mine.order_by(ROUNDS.c.number))
 
     def newest_rounds(self, session: Session, job: str, count: int) -> list[RoundRecord]:
         newest = select(ROUNDS).where(ROUNDS.c.job == job).order_by(ROUNDS.c.number.desc()).limit(count)
@@ -314,8 +315,9 @@ class Repository:
         if metrics:
             session.execute(insert(METRICS), metrics)
 
-    def metrics(self, session: Session, job: str) -> list[MetricRecord]:
-        return _all(session, MetricRecord, select(METRICS).where(METRICS.c.job == job).order_by(METRICS.c.id))
+    def metrics(self, session: Session, job: str, first: int = 0) -> list[MetricRecord]:
+        mine = select(METRICS).where(METRICS.c.job == job, METRICS.c.version >= first)
+        return _all(session, MetricRecord, mine.order_by(METRICS.c.id))
 
     def scores(self, session: Session, job: str) -> dict[str, list[tuple[int, float]]]:
         """List the versions of a job with their values, by metric."""

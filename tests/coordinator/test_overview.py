@@ -86,6 +86,20 @@ def test_only_the_newest_rounds_are_told(world: World, monkeypatch: pytest.Monke
     assert [seat["round"] for seat in seats(job, 60)["seats"]] == [3, 3, 2, 2]  # whole rounds
 
 
+def test_a_page_asks_for_what_is_new_only(world: World) -> None:
+    devices = world.fleet("strong", "weak")
+    job = world.job(num_rounds=9, **BOTH)
+    for _ in range(3):
+        world.round(devices)
+    whole = world.coordinator.rounds(job)
+    assert [row["number"] for row in whole] == [0, 1, 2, 3]
+    assert world.coordinator.rounds(job, 2) == whole[2:]
+    with world.coordinator.repository.begin() as session:
+        rows = [{"job": job, "version": number, "name": "accuracy", "value": 0.5, "at": 0.0} for number in (1, 2, 3)]
+        world.coordinator.repository.add_metrics(session, rows)
+    assert [row["version"] for row in world.coordinator.metrics(job, 2)] == [2, 3]
+
+
 def test_the_trained_model_is_a_bundle_with_the_weights_of_the_version(world: World, tmp_path: Path) -> None:
     devices = world.fleet("strong", "weak")
     job = world.job(name="Ein Modell/../x", num_rounds=3, **BOTH)

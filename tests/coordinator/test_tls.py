@@ -110,6 +110,12 @@ def test_a_large_model_down_and_up(place: Place) -> None:
     assert "traceback" not in place.server.log
 
 
+def test_the_cookie_of_a_page_stays_on_the_way_that_it_came(place: Place) -> None:
+    with place.server.client(place.server.admin) as client:
+        cookie = client.post("/v1/session").raise_for_status().headers["set-cookie"].lower()
+    assert ("; secure" in cookie) == (place.trust is not None)
+
+
 def test_who_takes_nothing_of_an_answer_is_cut_off(place: Place) -> None:
     if not hasattr(socket, "TCP_USER_TIMEOUT"):
         pytest.skip("the system has no such timeout")

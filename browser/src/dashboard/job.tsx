@@ -6,7 +6,7 @@ import { Chart, type Line } from "./chart.tsx";
 import { HeatMap, Layers } from "./coverage.tsx";
 import { duration, moment, percent, score, size } from "./format.ts";
 import { OVER } from "./jobs.tsx";
-import { useLive, useStream, type Happened, type Loaded } from "./live.ts";
+import { useGrowing, useLive, useStream, type Happened, type Loaded } from "./live.ts";
 import { Badge, Bar, Card, Confirm, Empty, Fact, Heading, Outside, Pending, Table, Wrong } from "./parts.tsx";
 import { LiveRound } from "./round.tsx";
 
@@ -28,8 +28,8 @@ function Found({ job, found }: { readonly job: Loaded<JobDocument>; readonly fou
   const { id } = found;
   const mine = (event: Happened): boolean => event.job === id;
   const settles = (event: Happened): boolean => event.job === id && SETTLES.includes(event.kind);
-  const rounds = useLive<readonly Round[]>(`/v1/jobs/${id}/rounds`, settles);
-  const metrics = useLive<readonly Metric[]>(`/v1/jobs/${id}/metrics`, settles);
+  const rounds = useGrowing<Round>(`/v1/jobs/${id}/rounds`, "first_round", (row) => row.number, settles);
+  const metrics = useGrowing<Metric>(`/v1/jobs/${id}/metrics`, "first_version", (row) => row.version, settles);
   const open = useLive<Seats>(`/v1/jobs/${id}/seats?rounds=1`, mine);
   const history = useLive<Seats>(`/v1/jobs/${id}/seats?rounds=${HISTORY}`, settles);
   const versions = useLive<readonly Version[]>(`/v1/jobs/${id}/versions`, settles);

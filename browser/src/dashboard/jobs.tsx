@@ -2,7 +2,7 @@
 import type { Job, Metric, Round } from "./api.ts";
 import { Spark } from "./chart.tsx";
 import { ago, count, moment, score } from "./format.ts";
-import { useLive, useNow, useStream } from "./live.ts";
+import { useGrowing, useLive, useNow, useStream } from "./live.ts";
 import { Badge, Bar, Card, Empty, Heading, Outside, Pending, Table, type Column } from "./parts.tsx";
 
 const DRAWN = 6; // jobs that have a card; the others are lines of a table
@@ -64,8 +64,8 @@ function columns(now: number): readonly Column<Job>[] {
 
 function JobCard({ job, now }: { readonly job: Job; readonly now: number }) {
   const mine = (event: { job: string; kind: string }): boolean => event.job === job.id && SETTLES.includes(event.kind);
-  const metrics = useLive<readonly Metric[]>(`/v1/jobs/${job.id}/metrics`, mine);
-  const rounds = useLive<readonly Round[]>(`/v1/jobs/${job.id}/rounds`, mine);
+  const metrics = useGrowing<Metric>(`/v1/jobs/${job.id}/metrics`, "first_version", (row) => row.version, mine);
+  const rounds = useGrowing<Round>(`/v1/jobs/${job.id}/rounds`, "first_round", (row) => row.number, mine);
   const scored = ["accuracy", "device_accuracy"].find((name) => metrics.value?.some((row) => row.name === name));
   const values = scored ? metrics.value!.filter((row) => row.name === scored).map((row) => row.value) : (rounds.value ?? []).flatMap((row) => row.summary.loss ?? []);
   const what = scored ?? "loss";

@@ -4,6 +4,8 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { ask, clock, Refusal } from "./api.ts";
 
 const PAUSE = 400; // milliseconds in which several events lead to one question
+const AGAIN = 20; // places of a list that grows that are asked for again: scores come late
+const HIDDEN = 30_000; // milliseconds after which a page that is not visible gives its stream back: browsers have six for a host
 const RETRY = 3000; // milliseconds until a question that was not answered is asked again
 
 /** An event of a job; or of the fleet, if `job` is empty. */
@@ -26,6 +28,16 @@ export class Live {
   readonly recent: Happened[] = []; // newest first
   private source: EventSource | undefined;
   private readonly listeners = new Set<Listener>();
+
+  constructor() {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    document.addEventListener("visibilitychange", () => {
+      clearTimeout(timer);
+      if (this.source === undefined) return;
+      if (document.hidden) timer = setTimeout(() => this.source?.close(), HIDDEN);
+      else if (this.source.readyState === EventSource.CLOSED) this.open();
+    });
+  }
 
   open(): void {
     this.close();
@@ -77,8 +89,22 @@ export interface Loaded<T> {
 
 const EVERYTHING = (): boolean => true;
 
-/** Ask for something, and again whenever an event concerns it. What was known stays while the question is open. */
+/** Ask for something, and again whenever an event concerns it. */
 export function useLive<T>(path: string, concerns: (event: Happened) => boolean = EVERYTHING): Loaded<T> {
+  return useAsked<T>(path, () => ask<T>(path), concerns);
+}
+
+/** Ask for a list that grows with every round: all of it once, then its end. `query` says from which place on. */
+export function useGrowing<T>(path: string, query: string, place: (row: T) => number, concerns: (event: Happened) => boolean): Loaded<readonly T[]> {
+  const grown = async (known: readonly T[] = []): Promise<readonly T[]> => {
+    const first = Math.max(0, known.reduce((most, row) => Math.max(most, place(row)), 0) - AGAIN);
+    return [...known.filter((row) => place(row) < first), ...(await ask<readonly T[]>(`${path}?${query}=${first}`))];
+  };
+  return useAsked(path, grown, concerns);
+}
+
+/** Ask a question, and again whenever an event concerns it. What was known stays while the question is open. */
+function useAsked<T>(path: string, question: (known: T | undefined) => Promise<T>, concerns: (event: Happened) => boolean): Loaded<T> {
   const [known, setKnown] = useState<{ path: string; value: T }>();
   const [wrong, setWrong] = useState<{ path: string; message: string; status: number }>();
   const matters = useRef(concerns);
@@ -87,6 +113,7 @@ export function useLive<T>(path: string, concerns: (event: Happened) => boolean 
   const again = useCallback(() => setTurn((count) => count + 1), []);
   useEffect(() => {
     let [over, busy, stale] = [false, false, false];
+    let last: T | undefined;
     let timer: ReturnType<typeof setTimeout> | undefined;
     const look = async (): Promise<void> => {
       timer = undefined;
@@ -96,7 +123,7 @@ export function useLive<T>(path: string, concerns: (event: Happened) => boolean 
       }
       [busy, stale] = [true, false];
       try {
-        const value = await ask<T>(path);
+        const value = (last = await question(last));
         if (!over) {
           setKnown({ path, value });
           setWrong(undefined);
