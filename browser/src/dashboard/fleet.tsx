@@ -8,8 +8,10 @@ import { Badge, Card, Empty, Heading, Memory, Outside, Parts, PartsTable, Pendin
 
 const MATTERS = ["fleet", "AcceptUpdate", "TaskFailed", "DeviceBenched", "DeviceUnfit", "RejectUpdate", "RoundCommitted", "GrantLease"];
 
+const CALM = 1500; // milliseconds: the whole fleet is asked for
+
 export function Fleet() {
-  const fleet = useLive<FleetDocument>("/v1/fleet", (event) => MATTERS.includes(event.kind));
+  const fleet = useLive<FleetDocument>("/v1/fleet", (event) => MATTERS.includes(event.kind), CALM);
   const [sought, setSought] = useState("");
   const [state, setState] = useState("");
   const now = useNow(true);

@@ -90,8 +90,8 @@ export interface Loaded<T> {
 const EVERYTHING = (): boolean => true;
 
 /** Ask for something, and again whenever an event concerns it. */
-export function useLive<T>(path: string, concerns: (event: Happened) => boolean = EVERYTHING): Loaded<T> {
-  return useAsked<T>(path, () => ask<T>(path), concerns);
+export function useLive<T>(path: string, concerns: (event: Happened) => boolean = EVERYTHING, pause = PAUSE): Loaded<T> {
+  return useAsked<T>(path, () => ask<T>(path), concerns, pause);
 }
 
 /** Ask for a list that grows with every round: all of it once, then its end. `query` says from which place on. */
@@ -100,11 +100,11 @@ export function useGrowing<T>(path: string, query: string, place: (row: T) => nu
     const first = Math.max(0, known.reduce((most, row) => Math.max(most, place(row)), 0) - AGAIN);
     return [...known.filter((row) => place(row) < first), ...(await ask<readonly T[]>(`${path}?${query}=${first}`))];
   };
-  return useAsked(path, grown, concerns);
+  return useAsked(path, grown, concerns, PAUSE);
 }
 
 /** Ask a question, and again whenever an event concerns it. What was known stays while the question is open. */
-function useAsked<T>(path: string, question: (known: T | undefined) => Promise<T>, concerns: (event: Happened) => boolean): Loaded<T> {
+function useAsked<T>(path: string, question: (known: T | undefined) => Promise<T>, concerns: (event: Happened) => boolean, pause: number): Loaded<T> {
   const [known, setKnown] = useState<{ path: string; value: T }>();
   const [wrong, setWrong] = useState<{ path: string; message: string; status: number }>();
   const matters = useRef(concerns);
@@ -137,7 +137,7 @@ function useAsked<T>(path: string, question: (known: T | undefined) => Promise<T
       if (stale && !over) soon();
     };
     const soon = (): void => {
-      timer ??= setTimeout(() => void look(), PAUSE);
+      timer ??= setTimeout(() => void look(), pause);
     };
     const leave = live.listen((event) => (event === undefined || matters.current(event)) && soon());
     void look();
