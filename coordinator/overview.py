@@ -115,6 +115,8 @@ class Overview:
         weights, directory = self._versions.find(job, version), self._bundles.directory(record.bundle)
         manifest = self._bundles.manifest(record.bundle)
         try:
+            if version > record.version:  # written, and not recorded yet
+                raise FileNotFoundError
             opened = weights.open("rb")  # a round that closes meanwhile may remove its name, not what is open
             ref = replace(file_ref(weights.parent, weights.name), name=manifest.weights.name)
         except FileNotFoundError:

@@ -24,7 +24,7 @@ def fleet(service: Service) -> Fleet:
     return Fleet(**service.overview.fleet())
 
 
-@router.get("/jobs/{job}/seats", summary="Who trained what", responses=problems(404))
+@router.get("/jobs/{job}/seats", summary="Who trained what", responses=problems(400, 404))
 def seats(
     job: str,
     service: Service,
@@ -44,7 +44,7 @@ def versions(job: str, service: Service) -> list[VersionDocument]:
     "/jobs/{job}/versions/{version}/bundle.zip",
     summary="The trained model",
     response_class=StreamingResponse,
-    responses={**ZIP_BODY, **problems(404)},  # type: ignore[dict-item]
+    responses={**ZIP_BODY, **problems(400, 404)},  # type: ignore[dict-item]
 )
 def trained_bundle(job: str, version: Version, service: Service) -> StreamingResponse:
     """A zip file of the job's bundle with the weights of a version; `embrace.load` reads the folder that it holds."""

@@ -139,7 +139,8 @@ def configuration(tokens: Mapping[str, str], things: Mapping[str, list[Any]]) ->
     lines += ["[checks]", *(f"{name}.enabled = false" for name in LEFT_OUT)]
     # There, a request counts as wrong for a header that schemathesis left out and this file puts in again.
     lines += ["[phases.stateful.checks]", "negative_data_rejection.enabled = false"]
-    lines += ["[parameters]", '"query.wait" = 0.01']  # the time is for requests, not for waiting
+    # The time is for requests, not for waiting and watching.
+    lines += ["[parameters]", '"query.wait" = 0.01', '"query.seconds" = 0.01']
     lines += [f'"path.{name}" = {{ dictionary = "{name}", probability = {KNOWN} }}' for name in things]
     lines.append(f'"body.bundle" = {{ dictionary = "digest", probability = {KNOWN} }}')
     for name, values in things.items():

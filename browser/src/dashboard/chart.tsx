@@ -37,7 +37,8 @@ function useDark(): boolean {
 
 export const colour = (name: string): string => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export function Chart({ title, x, lines, show, bars = false, place: named = String }: ChartProps) {
+export function Chart({ title, x, lines, show, bars = false, place: named }: ChartProps) {
+  const nameOf = named ?? String;
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>(undefined);
   const [at, setAt] = useState<number>();
@@ -57,9 +58,9 @@ export function Chart({ title, x, lines, show, bars = false, place: named = Stri
         legend: { show: false },
         cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
         padding: [12, 12, 0, 0],
-        scales: { x: { time: false, range: (_, least, most) => (bars || least === most ? [least - 0.6, most + 0.6] : [least, most]) }, y: { range: { min: { pad: 0.1, soft: 0, mode: 2 }, max: { pad: 0.1, soft: 0, mode: 2 } } } },
+        scales: { x: { time: false, range: (_, least, most) => (bars || least === most ? [least - 0.6, most + 0.6] : named ? [least - 0.2, most + 0.2] : [least, most]) }, y: { range: { min: { pad: 0.1, soft: 0, mode: 2 }, max: { pad: 0.1, soft: 0, mode: 2 } } } },
         axes: [
-          { ...axis, size: 26, gap: 4, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? named(tick) : "")), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
+          { ...axis, size: 26, gap: 4, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? printable(nameOf(tick), 12) : "")), space: named ? 90 : 50, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
           { ...axis, size: 62, values: (_, ticks) => ticks.map(show) },
         ],
         series: [
@@ -103,7 +104,7 @@ export function Chart({ title, x, lines, show, bars = false, place: named = Stri
               <span class="number">{line.values.has(where) ? show(line.values.get(where)!) : "–"}</span>
             </span>
           ))}
-          <span class="quiet">{x} {printable(named(where), 40)}</span>
+          <span class="quiet">{x} {printable(nameOf(where), 40)}</span>
         </span>
       </figcaption>
       <div ref={place} class="plot" role="img" aria-label={`${title}: ${lines.map((line) => `${line.name} ${summary(line, show)}`).join("; ")}`} />
@@ -118,7 +119,7 @@ export function Chart({ title, x, lines, show, bars = false, place: named = Stri
             <tbody>
               {[...places].reverse().slice(0, 500).map((each) => (
                 <tr key={each}>
-                  <th scope="row">{printable(named(each), 60)}</th>
+                  <th scope="row">{printable(nameOf(each), 60)}</th>
                   {lines.map((line) => <td key={line.name} class="number">{line.values.has(each) ? show(line.values.get(each)!) : "–"}</td>)}
                 </tr>
               ))}

@@ -64,6 +64,10 @@ export function Create() {
     if (to === "file" && way === "form") setText(written);
     setWay(to);
   };
+  const move = (event: KeyboardEvent): void => {
+    turn(way === "form" ? "file" : "form");
+    (event.currentTarget as HTMLElement).querySelector<HTMLElement>('[aria-selected="false"]')?.focus();
+  };
   return (
     <>
       <Heading back={{ href: "#/", text: "Jobs" }}>New job</Heading>
@@ -84,7 +88,7 @@ export function Create() {
             <Upload sent={(sent) => (setDigest(sent), choices.again())} />
           </Card>
           <Card title="The job">
-            <div class="tabs" role="tablist" aria-label="How to write the job">
+            <div class="tabs" role="tablist" aria-label="How to write the job" onKeyDown={(event) => ["ArrowLeft", "ArrowRight"].includes(event.key) && move(event)}>
               <Tab name="Form" on={way === "form"} press={() => turn("form")} />
               <Tab name="Job file" on={way === "file"} press={() => turn("file")} />
             </div>
@@ -106,7 +110,7 @@ export function Create() {
 }
 
 function Tab({ name, on, press }: { readonly name: string; readonly on: boolean; readonly press: () => void }) {
-  return <button type="button" role="tab" aria-selected={on} aria-controls="way" onClick={press}>{name}</button>;
+  return <button type="button" role="tab" tabIndex={on ? 0 : -1} aria-selected={on} aria-controls="way" onClick={press}>{name}</button>;
 }
 
 interface FormProps {

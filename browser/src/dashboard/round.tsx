@@ -20,7 +20,7 @@ export function LiveRound({ job, seats }: { readonly job: Job; readonly seats: S
   return (
     <Card title={round ? `Round ${round.number} ${TITLES[round.state] ?? round.state}` : "No round"} side={round?.state === "collecting" && <span>{arrived.length} of {wanted} updates{late > 0 && <> · <Badge state="late" text={`${late} late`} /></>}</span>} wide>
       {round?.state === "collecting" && <Bar share={arrived.length / Math.max(1, wanted)} label={`${arrived.length} of ${wanted} updates`} />}
-      {job.waiting && <p class="waits" role="status"><Outside text={job.waiting.text} most={400} /></p>}
+      {job.waiting && <p class="waits"><Outside text={job.waiting.text} most={400} /></p>}
       {mine.length > 0 && <Table caption={`Devices of round ${round?.number}`} rows={mine} id={(seat) => String(seat.slot)} columns={columns(seats!, now, usual)} most={50} />}
       {trouble.length > 0 && (
         <details>

@@ -208,7 +208,9 @@ test("create a job in the page, watch devices train, look at one, pause, stop, e
   await page.getByLabel("Devices score every version").check();
   await watched.check();
   await watched.picture("dashboard-new-job");
-  await page.getByRole("tab", { name: "Job file" }).click();
+  await page.getByRole("tab", { name: "Form" }).focus();
+  await page.keyboard.press("ArrowRight");
+  expect(await page.getByRole("tab", { name: "Job file" }).evaluate((tab) => tab === document.activeElement && tab.ariaSelected === "true")).toBe(true);
   const text = await page.getByLabel("job.toml").inputValue();
   await page.getByLabel("job.toml").fill(text.replace("steps = 10", "steps = -1"));
   await page.getByRole("button", { name: "Create job" }).click();
