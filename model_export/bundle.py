@@ -88,7 +88,7 @@ class Cut:
 def normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph:
     """The working form of a captured model, with what its module does besides the graph."""
     vectors = [name for item in captured.power_iterations for name in (item.u, item.v)]
-    graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors)
+    graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors, captured.from_torch)
     graph.fixed_rows = captured.fixed_rows
     graph.power_iterations = captured.power_iterations
     return graph

@@ -21,6 +21,7 @@ from torch import nn
 
 from federation.errors import EmbraceError
 from model_export.errors import ExportError
+from model_export.modes import set_modes, training_modes
 from model_export.plain_operators import plain_operators
 from model_export.power_iteration import PowerIteration, refuse_repeated, standing_still
 from model_export.quiet import silence
@@ -44,11 +45,12 @@ class Captured:
     fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that looking up does not train
     power_iterations: list[PowerIteration] = field(default_factory=list)
     others: Sequence[Exporter] = ()  # PyTorch's exporters that were not tried
+    from_torch: bool = False  # then batch norm in inference form stays so; files have no other form
 
 
 def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
     """Export with the first of PyTorch's exporters that can: the one by TorchScript, and the newer one."""
-    module = module.train()
+    set_modes(module, training_modes(module))
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     _refuse_unfaithful(module)
     with _unchanged(module, buffers), standing_still(module) as iterations, _padding_rows(module) as rows:
@@ -66,7 +68,7 @@ def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[E
             failures.append(cause(error))
             continue
         _put_back(model, buffers)
-        return Captured(model, trainable, rows, iterations, exporters[number + 1 :])
+        return Captured(model, trainable, rows, iterations, exporters[number + 1 :], from_torch=True)
     raise ExportError(f"PyTorch cannot export this model to ONNX: {'; then: '.join(failures)}; {REMEDY}")
 
 
@@ -152,13 +154,12 @@ def _refuse_unfaithful(module: nn.Module) -> None:
     """Settings that an ONNX graph cannot express; the exporters ignore them silently."""
     for path, part in module.named_modules():
         statistics = getattr(part, "track_running_stats", None)
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.momentum is None or not statistics):
+        trained = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training
+        if trained and (part.momentum is None or not statistics):
             raise ExportError(
                 f"module {path!r}: batch norm needs a momentum and running statistics, "
                 f"it has momentum={part.momentum} and track_running_stats={statistics}"
             )
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.training:
-            raise ExportError(f"module {path!r}: batch norm that stays in inference mode is not supported")
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and statistics:
             raise ExportError(f"module {path!r}: instance norm with running statistics cannot be exported for training")
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and (part.max_norm or part.scale_grad_by_freq):
@@ -196,7 +197,7 @@ def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:
         cast(Any, buffer),  # this exporter takes a file, too
         dynamo=False,
         opset_version=OPSET,
-        training=torch.onnx.TrainingMode.TRAINING,
+        training=torch.onnx.TrainingMode.PRESERVE,
         do_constant_folding=False,
         input_names=[INPUT_NAME],
         output_names=[OUTPUT_NAME],
@@ -229,7 +230,7 @@ def _check_complete(module: nn.Module, model: onnx.ModelProto, trainable: list[s
     if lost:
         raise ExportError(f"the exporter turned parameter {lost[0]!r} into something else")
     operators = {node.op_type for node in model.graph.node}
-    for part in module.modules():
+    for part in (part for part in module.modules() if part.training):
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and "Dropout" not in operators:
             raise ExportError("the exporter dropped the model's dropout layers")
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and "BatchNormalization" not in operators:

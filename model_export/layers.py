@@ -42,6 +42,7 @@ class _Segment:
     parameters: list[str]  # in order of use
     weighted: bool
     dropout: bool
+    frozen: bool  # multiplies by weights that are not trained
 
 
 def split_layers(graph: Graph) -> list[LayerGraph]:
@@ -118,7 +119,9 @@ def _segments(graph: Graph) -> list[_Segment]:
             piece = nodes[start : position + 1]
             names = list(dict.fromkeys(p for used in uses[start : position + 1] for p in used))
             weighted = any(n.op_type in WEIGHTED and u for n, u in zip(piece, uses[start:], strict=False))
-            segments.append(_Segment(piece, entering, names, weighted, any(n.op_type == "Dropout" for n in piece)))
+            frozen = any(n.op_type in WEIGHTED and _constant_weights(graph, n) for n in piece)
+            dropout = any(n.op_type == "Dropout" for n in piece)
+            segments.append(_Segment(piece, entering, names, weighted, dropout, frozen))
             start, entering = position + 1, crossing or ""
     return segments
 
@@ -134,7 +137,8 @@ def _layer_starts(graph: Graph, segments: list[_Segment]) -> list[int]:
     """Index of the segment each layer starts with."""
     if not any(segment.parameters for segment in segments):
         raise ExportError("the model has no trainable parameters: there is nothing to train")
-    starts, previous = [0], None
+    starts: list[int] = [0]
+    previous = _last_frozen(segments)
     for index, segment in enumerate(segments):
         if segment.weighted:
             if previous is not None:
@@ -143,6 +147,16 @@ def _layer_starts(graph: Graph, segments: list[_Segment]) -> list[int]:
         elif segment.parameters and previous is not None:
             previous = index  # normalisation stays with what it normalises
     return starts
+
+
+def _last_frozen(segments: list[_Segment]) -> int | None:
+    """The end of a part at the input that trains nothing: it becomes a layer without parameters."""
+    first = next(index for index, segment in enumerate(segments) if segment.parameters)
+    return max((index for index in range(first) if segments[index].frozen), default=None)
+
+
+def _constant_weights(graph: Graph, node: NodeProto) -> bool:
+    return any(graph.dtypes[n].kind == "f" and graph.constants[n].ndim > 1 for n in node.input if n in graph.constants)
 
 
 def _best_cut(graph: Graph, segments: list[_Segment], first: int, last: int) -> int:

@@ -42,10 +42,12 @@ def normalise(
     sample: Callable[[int], np.ndarray],
     has_rule: Callable[[str], bool],
     statistics: Iterable[str] = (),
+    keep_inference: bool = False,
 ) -> Graph:
     """The working form of a forward model. `sample(batch)` makes an input; `has_rule` tells what needs no inlining.
 
-    `statistics` are buffers that a training step moves, besides those of batch norm.
+    `statistics` are buffers that a training step moves, besides those of batch norm. Batch norm in inference form stays
+    so with `keep_inference`.
     """
     model = to_supported_opset(model)
     model = inline_functions(model, has_rule)
@@ -78,6 +80,8 @@ def normalise(
     )
     if graph.shapes[graph.output][:1] != (None,):
         raise ExportError("the output does not follow the batch size: the model fixes its batch dimension somewhere")
+    if keep_inference:
+        graph.nodes = [part for node in graph.nodes for part in _inference_norm(graph, node)]
     _separate_statistics(graph, statistics)
     _resolve_static_values(graph, first, second)
     _drop_identities(graph)
@@ -259,6 +263,39 @@ def make_batch_dynamic(model: onnx.ModelProto) -> None:
         if value.name not in initialisers and value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[0].dim_param = "N"
     del model.graph.value_info[:]
+
+
+def _inference_norm(graph: Graph, node: NodeProto) -> list[NodeProto]:
+    """Batch norm that uses its running statistics in training, too, as arithmetic; other nodes as they are."""
+    if node.op_type != "BatchNormalization" or attribute(node, "training_mode", 0):
+        return [node]
+    x, scale, bias, mean, variance = node.input
+    y, column = node.output[0], (-1, *[1] * (len(graph.shapes[x]) - 2))
+    deviation = np.sqrt(graph.constants[variance] + np.float32(attribute(node, "epsilon", 1e-5)))
+    _hold(graph, f"{y}.column", np.array(column, np.int64))
+    _hold(graph, f"{y}.mean", graph.constants[mean].reshape(column))
+    _hold(graph, f"{y}.inverse", (1.0 / deviation).reshape(column))
+    steps = []
+    for name, own in ((f"{y}.scale", scale), (f"{y}.bias", bias)):
+        if own in graph.constants:
+            _hold(graph, name, graph.constants[own].reshape(column))
+        else:
+            steps.append(("Reshape", [own, f"{y}.column"], name))
+            graph.shapes[name], graph.dtypes[name] = (len(deviation), *column[1:]), deviation.dtype
+    steps += [
+        ("Sub", [x, f"{y}.mean"], f"{y}.centred"),
+        ("Mul", [f"{y}.centred", f"{y}.inverse"], f"{y}.normal"),
+        ("Mul", [f"{y}.normal", f"{y}.scale"], f"{y}.scaled"),
+        ("Add", [f"{y}.scaled", f"{y}.bias"], y),
+    ]
+    for part in ("centred", "normal", "scaled"):
+        graph.shapes[f"{y}.{part}"], graph.dtypes[f"{y}.{part}"] = graph.shapes[y], graph.dtypes[y]
+    return [helper.make_node(kind, given, [out], f"{node.name}.{n}") for n, (kind, given, out) in enumerate(steps)]
+
+
+def _hold(graph: Graph, name: str, value: np.ndarray) -> None:
+    """Add a constant."""
+    graph.constants[name], graph.shapes[name], graph.dtypes[name] = value, value.shape, value.dtype
 
 
 def _separate_statistics(graph: Graph, known: Iterable[str]) -> None:

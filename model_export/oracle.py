@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from federation.manifest import Boundary, Loss, Manifest
 from model_export.autodiff.rules.dropout import reference_mask
 from model_export.errors import ExportError
+from model_export.modes import set_modes, training_modes
 from model_export.plain_operators import plain_operators
 from model_export.source import ModelSource
 
@@ -61,6 +62,7 @@ class TorchOracle:
 
     def __init__(self, source: ModelSource, manifest: Manifest, vector: np.ndarray) -> None:
         self.module = source.module()
+        self._modes = training_modes(self.module)
         self._source = source
         self.manifest = manifest
         self._vector = vector
@@ -129,7 +131,7 @@ class TorchOracle:
         self._load(module, vector)
         frozen = self.manifest.layers[: boundary.layer]
         trained = self.manifest.layers[boundary.layer :]
-        module.train()
+        set_modes(module, self._modes)
         for layer in frozen:
             for parameter in layer.parameters:
                 if parameter.kind == "statistic":

@@ -23,6 +23,7 @@ from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.errors import ExportError
+from model_export.modes import set_modes
 from model_export.outputs import USUAL, pick_output
 from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
@@ -62,8 +63,10 @@ class ModelSource:
         torch.manual_seed(self.origin.seed)
         module = pick_output(self.build(), self.origin.output)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            modes = {path: part.training for path, part in module.named_modules()}
             with torch.no_grad():  # lazy modules take their sizes from the first input
                 module.eval()(torch.from_numpy(self.sample(2)))
+            set_modes(module, modes)
         return module
 
     def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:

@@ -18,6 +18,7 @@ from model_export.bundle import normalised
 from model_export.capture import capture_torch
 from model_export.graph import Graph, needed_nodes
 from model_export.layers import LayerGraph, split_layers
+from model_export.modes import training_modes
 from model_export.oracle import seeded_dropout, torch_loss
 from model_export.training import inference_graph, training_graph
 from tests.model_export.autodiff.harness import RUN_BATCH, Arrays, assert_close, journal, normal, run
@@ -118,7 +119,8 @@ def eager_step(
     seed: int,
 ) -> tuple[Arrays, np.ndarray]:
     """(what the training graph should give, labels), from PyTorch; frozen layers work as in inference."""
-    module = copy.deepcopy(module).train()
+    module = copy.deepcopy(module)
+    training_modes(module)
     known = module.state_dict()
     values = {name: torch.from_numpy(state[name].copy()) for name in state if name in known}
     module.load_state_dict(values, strict=False)
