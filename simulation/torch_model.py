@@ -22,6 +22,7 @@ from edge_runtime.engine.portable import LayerForward
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
 from federation.space import Vector
+from model_export.modes import training_modes
 from model_export.plain_operators import plain_operators
 from model_export.shapes import sample_input
 from model_export.source import reload_source
@@ -46,6 +47,9 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
         batch=manifest.batch,
     )
     module = source.module()
+    still = [path for path, trains in training_modes(module).items() if not trains]
+    if still:
+        raise InputError(f"{manifest.name} keeps {still[0]!r} in inference mode; use the engine portable for it")
     for part in module.modules():  # counting batches is of use only where an average is taken over all of them
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is not None:
             part.num_batches_tracked = None

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import embrace
 from embrace.bundles import Bundle
+from embrace.errors import InputError
 from model_export.verify import TOLERANCE
+from simulation.torch_model import build_module
 from tests.model_export.autodiff.module_harness import check_module
 
 IMAGES = torch.randn(2, 3, 6, 6)
@@ -86,5 +88,18 @@ def test_a_fleet_trains_the_head_of_a_frozen_backbone() -> None:
     run = embrace.simulate(
         embrace.Job(bundle, num_rounds=2), data=(x, y), devices=4, tiers={"strong": 2, "weak": 2}, engine="portable"
     )
-    after = run.bundle().state_dict() if hasattr(run, "bundle") else before
+    after = run.weights
     assert set(before) == {name for name, _ in module.named_parameters() if name.startswith("head")} == set(after)
+    assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_a_simulation_by_pytorch_says_that_it_does_not_keep_parts_in_inference_mode(tmp_path) -> None:
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    still = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()\n"
+        "    return nn.Sequential(still, nn.Linear(4, 3))\n"
+    )
+    bundle = embrace.export(f"{tmp_path}/model.py:build", tmp_path / "bundle", input_shape=(4,))
+    with pytest.raises(InputError, match=r"model\.build keeps '0' in inference mode; use the engine portable for it"):
+        build_module(bundle.manifest)
