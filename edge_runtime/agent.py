@@ -373,7 +373,12 @@ class Agent:
             self.memory.settle()
             # Memory is measured here, for the whole task.
             trainer = Trainer(
-                work, RemoteSource(bundle, offer), samples, measures_memory=False, progress=self._still_going
+                work,
+                RemoteSource(bundle, offer),
+                samples,
+                measures_memory=False,
+                stores_all=False,
+                progress=self._still_going,
             )
             known = self._loaded[key] = _Loaded(bundle, samples, held_out, trainer)
         most = max(len(known.samples), len(known.held_out) if known.held_out else 0)

@@ -64,6 +64,7 @@ class _Stored:
     """Activations and what they were computed from."""
 
     rows: ActivationStore
+    numbers: NDArray[np.int64]  # of the samples, ascending
     layer: int
     stored_as: str
     lineage: str
@@ -88,12 +89,16 @@ class Trainer:
         forward_share: float | None = None,
         measures_memory: bool = True,
         allowed: int | None = None,
+        stores_all: bool = True,
         progress: Progress = lambda what, done, total: None,
         seen: Seen = lambda parameters: None,
     ) -> None:
         """`directory` has the training graphs; `forward_share` divides the time of a step (engine/trace.py).
 
         `allowed` is the budget of the whole process, for reports; `seen` gets the local model after every step.
+
+        `stores_all = False` runs only those samples through the frozen layers that a round's steps take, unless
+        activations are kept for several rounds: for devices whose frozen layers are others in the next round.
 
         Measuring memory costs a thread that looks every millisecond: much, where many devices share a process.
         """
@@ -106,6 +111,7 @@ class Trainer:
         self.plan = plan or ForwardPlan()
         self.measures_memory = measures_memory
         self.allowed = allowed
+        self.stores_all = stores_all
         self.forward_share = forward_share
         self.progress = progress
         self.seen = seen
@@ -200,24 +206,34 @@ class Trainer:
         if stored.augmentation != augmentation:
             return False
         recent = task.refresh_every > 1 and 0 <= task.round - stored.round < task.refresh_every
+        if len(stored.numbers) < len(self.samples) and not np.isin(self._wanted(task), stored.numbers).all():
+            return False
         if recent and stored.lineage == self.source.lineage:  # rounds of another job count other weights
             return True
         # The same layers on the same data give the same.
         same_data = not augmentation or (stored.seed, stored.round) == (task.seed, task.round)
         return same_data and stored.version == self.source.version
 
+    def _wanted(self, task: Task) -> NDArray[np.int64]:
+        """Number the samples that activations are stored of, ascending."""
+        count = len(self.samples)
+        if self.stores_all or task.refresh_every > 1:
+            return np.arange(count)
+        return np.unique(np.concatenate([indices for _, indices in batches(count, self._batch(task), task)]))
+
     def _store(self, task: Task, boundary: Boundary, watch: Stopwatch) -> _Stored:
-        augmentation = Augmentation(task.crop, task.flip)
+        augmentation, wanted = Augmentation(task.crop, task.flip), self._wanted(task)
 
         def inputs(start: int, stop: int) -> NDArray[Any]:
-            numbers = np.arange(start, stop)
+            numbers = wanted[start:stop]
             x, _ = self.samples.batch(numbers)
             return augmentation.apply(x, numbers, task.seed, task.round * _EPOCHS) if augmentation else x
 
         plan = replace(self.plan, stored_as=task.activations)
-        rows = self._engine().store(range(boundary.layer), inputs, len(self.samples), plan, watch, self.progress)
+        rows = self._engine().store(range(boundary.layer), inputs, len(wanted), plan, watch, self.progress)
         return _Stored(
             rows,
+            wanted,
             boundary.layer,
             task.activations,
             self.source.lineage,
@@ -277,7 +293,7 @@ class Trainer:
         """Read one batch into the memory that the session is bound to."""
         if boundary.layer:
             assert self._stored is not None
-            self._stored.rows.read(indices, x)
+            self._stored.rows.read(np.searchsorted(self._stored.numbers, indices), x)
             np.take(self.samples.labels, indices, axis=0, out=labels, mode="clip")
             return
         inputs, labels[...] = self.samples.batch(indices)

@@ -85,4 +85,5 @@ class Assigner:
         task = seat.task.for_samples(samples)
         share = start.width**2 if start.width else 1.0
         trained, frozen = (sum(layer.macs for layer in part) for part in (layers[start.layer :], layers[: start.layer]))
-        return 3 * task.steps * min(task.batch, samples) * share * trained + samples * frozen
+        seen = min(task.batch, samples) * task.steps
+        return 3 * seen * share * trained + min(samples, seen) * frozen

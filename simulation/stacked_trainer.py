@@ -118,7 +118,13 @@ class StackedTrainer:
         self, task: Task, start: Received, samples: TrainingSamples, seen: Callable[[Vector], None] | None
     ) -> Outcome | NonFiniteLoss:
         trainer = Trainer(
-            self.engine.directory, self.source, samples, engine=self.engine, measures_memory=False, seen=seen or _ignore
+            self.engine.directory,
+            self.source,
+            samples,
+            engine=self.engine,
+            measures_memory=False,
+            stores_all=False,
+            seen=seen or _ignore,
         )
         try:
             outcome = trainer.run(task, start)

@@ -215,7 +215,13 @@ class _Portable:
             self._version = task.round
         samples, settings = self._worker.samples(device), RuntimeSettings(threads=1)
         trainer = Trainer(
-            self._worker.bundle, self._layers, samples, settings=settings, measures_memory=False, seen=seen
+            self._worker.bundle,
+            self._layers,
+            samples,
+            settings=settings,
+            measures_memory=False,
+            stores_all=False,
+            seen=seen,
         )
         try:
             return trainer.run(task, received)

@@ -211,6 +211,29 @@ def test_augmented_activations_are_new_in_every_round_and_reproducible(digits, s
     assert losses(replace(task, round=1, refresh_every=2))[1] is False
 
 
+@pytest.mark.parametrize("crop", [0, 2])
+def test_only_what_a_round_takes_goes_through_the_frozen_layers(digits, samples, crop):
+    """Two steps of eight take 16 of 200 samples; the result is that of storing all of them."""
+    task = replace(WEAK, steps=2, batch=8, crop=crop)
+    source = RecordingSource(digits)
+    trainer = trainer_of(digits, samples, source, stores_all=False)
+    received = Received(digits.suffix("weak"))
+    row = 4 * int(np.prod(digits.manifest.layers[digits.manifest.boundary("weak").layer].input.shape))
+    for number in (0, 1):
+        source.events.clear()
+        found = trainer.run(replace(task, round=number), received)
+        everything = train(digits, samples, replace(task, round=number))
+        assert found.report.bytes["stored_activations"] == 16 * row
+        assert everything.report.bytes["stored_activations"] == 200 * row
+        assert relative(found.parameters, everything.parameters) < 1e-6
+        assert source.fetched, "other samples than in the round before"
+    source.events.clear()
+    again = trainer.run(replace(task, round=1), received)
+    assert np.array_equal(again.parameters, found.parameters) and not source.fetched
+    kept = trainer.run(replace(task, round=2, refresh_every=3), received)
+    assert kept.report.bytes["stored_activations"] == 200 * row, "later rounds will take others"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_strong_boundary_trains_on_augmented_inputs_of_each_epoch(digits, samples, engine):
     """One step per epoch: the loss of each is that of the inputs shifted for it, from the weights reached so far."""
