@@ -8,7 +8,7 @@ the wire it gets as it lies in memory; only the header, which says what is known
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +48,7 @@ class TrainGroup(Protocol):
     """Trains some devices, together or one by one."""
 
     def __call__(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None, age: int
     ) -> list[Outcome | NonFiniteLoss]: ...
 
 
@@ -81,7 +81,7 @@ class Share:
             for seat in group:
                 plain = replace(seat.task, seed=0)
                 tasks += [] if tasks and tasks[-1] == plain else [plain]
-                place = {"id": seat.id, "seat": encode_seat(seat.seat)}
+                place = {"id": seat.id, "seat": encode_seat(seat.seat), "age": seat.age}
                 seats.append({**place, "task": [len(tasks) - 1, seat.task.seed]})
             groups.append(seats)
         written = [encode(task, own_rules=True) for task in tasks]
@@ -95,7 +95,8 @@ class Share:
 
         def seat(told: dict[str, Any]) -> SeatTask:
             number, seed = told["task"]
-            return SeatTask(told["id"], decode(Seat, told["seat"], "seat"), replace(tasks[number], seed=seed))
+            own = decode(Seat, told["seat"], "seat")
+            return SeatTask(told["id"], own, replace(tasks[number], seed=seed), told["age"])
 
         return cls(**{**rest, "groups": [list(map(seat, group)) for group in data["groups"]]})
 
@@ -147,7 +148,7 @@ class Devices:
         done = Done(self.engine.sums(work.number, work.facts, work.draws))
         if work.apart:
             done.apart = StepSums(self.engine.plan, self.manifest.space, work.draws)
-        for group in work.groups:
+        for group in _of_one_age(work.groups):
             servers = [_Vectors(self.vectors, self._handed_on, seat.task) for seat in group]
             begun = [
                 begin(seat.task, self.manifest, server, self._kept(seat.device))
@@ -162,6 +163,7 @@ class Devices:
                 [seat.task for seat in group],
                 [start.received for start in begun],
                 _recorder(paths) if work.apart else None,
+                group[0].age,
             )
             for seat, server, start, outcome, path in zip(group, servers, begun, outcomes, paths, strict=True):
                 if isinstance(outcome, NonFiniteLoss):
@@ -188,7 +190,8 @@ class Devices:
             self._hand_on(seat, contribution)
         frozen = of_layers(self.manifest.space, range(coverage(self.manifest, seat.task.boundary).boundary.layer))
         sent = self._by_layer(region for region, _ in contribution.tracks.values())
-        own = traffic_of(sent, self._by_layer([frozen, *server.received]))
+        fetched = [] if seat.age else [frozen]
+        own = traffic_of(sent, self._by_layer([*fetched, *server.received]))
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
         evaluation = self.score(seat.device) if seat.task.evaluate else {}
         told = replace(outcome.report, lost_state=start.device.lost, bytes=moved, evaluation=evaluation)
@@ -242,6 +245,13 @@ class Devices:
     def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
         vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
         return trained_region(self.manifest, coverage(self.manifest, inherit.boundary)), vectors[MODEL]
+
+
+def _of_one_age(groups: Iterable[list[SeatTask]]) -> Iterator[list[SeatTask]]:
+    """Divide groups whose devices train on activations of different rounds."""
+    for group in groups:
+        for age in sorted({seat.age for seat in group}):
+            yield [seat for seat in group if seat.age == age]
 
 
 def _recorder(paths: Sequence[list[Vector]]) -> Seen:

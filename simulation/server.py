@@ -10,6 +10,7 @@ import numpy as np
 from federation.algorithm import Facts
 from federation.axes.cover import DeviceProfile
 from federation.cohort import Cohort, Member, Seat
+from federation.coverage import coverage
 from federation.engine import RoundEngine
 from federation.errors import EmbraceError, InputError
 from federation.exchange import Inherit
@@ -23,6 +24,11 @@ from federation.space import Vector
 BEFORE = "before"  # the model of the version before, for algorithms that look at the server's last move
 
 
+def past(age: int) -> str:
+    """Name the vector of the model as it was so many rounds ago; 0 is the model."""
+    return f"{MODEL}-{age}" if age else MODEL
+
+
 @dataclass(frozen=True)
 class SeatTask:
     """A seat of a round, and the task of its device."""
@@ -30,6 +36,7 @@ class SeatTask:
     id: str
     seat: Seat
     task: Task
+    age: int = 0  # rounds ago the device has computed the activations that it trains on
 
     @property
     def slot(self) -> int:
@@ -54,6 +61,7 @@ class ServerState:
     last: dict[str, tuple[int, str]] = field(default_factory=dict)  # device -> its last round and task
     previous: list[tuple[str, str, int]] = field(default_factory=list)  # device, boundary and count of every slot
     arrived: dict[int, str] = field(default_factory=dict)  # slot -> task, in the last round
+    stored: dict[str, tuple[int, int]] = field(default_factory=dict)  # device -> round and layer of its activations
 
 
 class SimulatedServer:
@@ -64,9 +72,12 @@ class SimulatedServer:
             raise InputError("serve.combine: a simulation sums updates as they come; expected 'mean'")
         self.engine = RoundEngine(plan, manifest)
         self.profiles = profiles
+        self._ages = min(plan.local.refresh_every, plan.num_rounds)  # rounds for which activations are good
         vectors = {MODEL: np.array(weights), **self.engine.first_vectors()}
         if self.engine.algorithm.fuses:
             vectors[BEFORE] = np.array(weights)
+        for age in range(1, self._ages):
+            vectors[past(age)] = np.array(weights)
         self.state = ServerState(vectors, self.engine.first_facts)
 
     def seats(self) -> list[SeatTask]:
@@ -80,8 +91,18 @@ class SimulatedServer:
         for seat in drawn.seats[: drawn.wanted]:
             last = state.last.get(seat.member.device) if engine.keeps_state else None
             task = engine.task(seat, number, state.facts, last=last, inherit=self._inherit(seat.number))
-            found.append(SeatTask(f"simulated-{number}-{seat.number}-1", seat, task))
+            age = self._age(seat.member.device, self._layer(task))
+            found.append(SeatTask(f"simulated-{number}-{seat.number}-1", seat, task, age))
         return found
+
+    def _age(self, device: str, layer: int) -> int:
+        """Say how old the activations are that a device has of a layer; 0: it has none that are good."""
+        number, stored = self.state.stored.get(device, (0, -1))
+        age = self.state.number - number
+        return age if stored == layer and age < self._ages else 0
+
+    def _layer(self, task: Task) -> int:
+        return coverage(self.engine.manifest, task.boundary).boundary.layer
 
     def _previous(self) -> Cohort | None:
         if not self.state.previous:
@@ -111,6 +132,10 @@ class SimulatedServer:
         last = {**state.last, **{seat.device: (state.number, seat.id) for seat in arrived}}
         if BEFORE in vectors:
             vectors[BEFORE][:] = vectors[MODEL]
+        for age in reversed(range(1, self._ages)):
+            vectors[past(age)][:] = vectors[past(age - 1)]
+        frozen = [(seat, self._layer(seat.task)) for seat in seats if not seat.age]
+        stored = {seat.device: (state.number, layer) for seat, layer in frozen if layer}
         for name, at, values in self.engine.changes(sums, vectors, len(last)):
             vectors[name][at] = values  # a block is read before it is written, and never again
         self.state = replace(
@@ -120,4 +145,5 @@ class SimulatedServer:
             last=last,
             previous=[(seat.device, seat.task.boundary, seat.count) for seat in seats],
             arrived={seat.slot: seat.id for seat in arrived},
+            stored={**state.stored, **stored} if self._ages > 1 else {},
         )

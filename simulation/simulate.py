@@ -175,6 +175,11 @@ class Simulation:
         self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
         samples = {device.id: len(device.trained) for device in fleet.devices}
         self.assigner = Assigner(self.manifest, samples, options.engine == "torch", options.workers)
+        local = self.plan.local
+        if local.refresh_every > 1 and (local.crop or local.flip):
+            raise InputError(
+                "local.refresh_every: a simulation keeps no augmented activations; expected 1 with crop or flip"
+            )
         if options.apart_every and self.plan.local.epochs is not None:
             raise InputError("apart_every: expected a job with local.steps, the same for every device, not epochs")
         self.records: list[Record] = []
@@ -366,6 +371,7 @@ class Simulation:
             "last": state.last,
             "previous": state.previous,
             "arrived": {str(slot): task for slot, task in state.arrived.items()},
+            "stored": state.stored,
             "lines": len(self.records),
         }
         save_state(self.folder / "checkpoint", state.vectors, {"state": json.dumps(about)})
@@ -388,6 +394,7 @@ class Simulation:
             {device: (int(number), str(task)) for device, (number, task) in about["last"].items()},
             [(str(device), str(boundary), int(count)) for device, boundary, count in about["previous"]],
             {int(slot): str(task) for slot, task in about["arrived"].items()},
+            {device: (int(number), int(layer)) for device, (number, layer) in about.get("stored", {}).items()},
         )
 
 

@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from edge_runtime.layers import LayerSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches
 from federation.axes.local import LocalStep, Start, runs
 from federation.coverage import Coverage, coverage
-from federation.errors import InputError, NonFiniteLoss, OutOfMemory
+from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary
 from federation.messages import Report, Task
 from federation.space import Vector
@@ -88,11 +88,12 @@ class StackedTrainer:
         Those that bring the same vectors and do the same are stacked, if they are enough. `seen` gets a device's place
         and its local model after every step.
         """
-        tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
+        # The engine's weights are those of the round in which a device computed its activations.
+        tasks = [
+            replace(task.for_samples(len(data)), refresh_every=1) for task, data in zip(tasks, samples, strict=True)
+        ]
         groups: dict[Hashable, list[int]] = {}
         for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
-            if task.refresh_every > 1:
-                raise InputError("a simulation computes activations anew in every round: refresh_every must be 1")
             groups.setdefault(self._kind(task, start, data), []).append(place)
         found: list[Outcome | NonFiniteLoss] = [NonFiniteLoss("not trained")] * len(tasks)
         for places in groups.values():

@@ -17,8 +17,8 @@ import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,6 +44,7 @@ from simulation.apart import Seen
 from simulation.devices import Devices, Share
 from simulation.own_rules import resolver
 from simulation.pool import Arrays, Json, Work
+from simulation.server import past
 from simulation.shared_samples import SharedSamples
 
 if TYPE_CHECKING:
@@ -59,9 +60,12 @@ class FleetEngine(Protocol):
     """Trains and scores simulated devices in one process."""
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None, age: int
     ) -> list[Outcome | NonFiniteLoss]:
-        """Run some devices' tasks; `seen` gets their local models after every step."""
+        """Run some devices' tasks; `seen` gets their local models after every step.
+
+        The frozen layers are those of the model as it was `age` rounds ago.
+        """
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         """Open a training step of the model."""
@@ -170,18 +174,23 @@ class _Torch:
         from simulation.stacked_trainer import StackedTrainer
         from simulation.torch_engine import TorchEngine, aligned, one_thread
 
+        def trainer(age: int) -> StackedTrainer:
+            """Make the trainer of devices whose frozen layers are so many rounds old."""
+            engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[past(age)])
+            return StackedTrainer(engine, GlobalSource(worker.manifest))
+
         self._worker = worker
-        self._source = GlobalSource(worker.manifest)
-        self._engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[MODEL])
-        self._trainer = StackedTrainer(self._engine, self._source)
+        self._trainer = lru_cache(None)(trainer)
+        self._engine = self._trainer(0).engine
         self._aligned = aligned
         self.one_thread = one_thread
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None, age: int
     ) -> list[Outcome | NonFiniteLoss]:
-        self._source.version = str(tasks[0].round)
-        return self._trainer.train(tasks, received, [self._worker.samples(device) for device in devices], seen)
+        trainer = self._trainer(age)
+        trainer.source.version = str(tasks[0].round - age)
+        return trainer.train(tasks, received, [self._worker.samples(device) for device in devices], seen)
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         return self._engine.open_step(boundary)
@@ -198,21 +207,21 @@ class _Portable:
 
     def __init__(self, worker: FleetWorker) -> None:
         self._worker = worker
-        self._version = -1
+        self._version = -1, 0  # round, and how old its frozen layers are
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None = None
+        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None, age: int
     ) -> list[Outcome | NonFiniteLoss]:
         each = enumerate(zip(devices, tasks, received, strict=True))
-        return [self._one(*given, partial(seen, place) if seen else lambda model: None) for place, given in each]
+        return [self._one(*given, partial(seen, place) if seen else lambda model: None, age) for place, given in each]
 
     def _one(
-        self, device: str, task: Task, received: Received, seen: Callable[[Vector], None]
+        self, device: str, task: Task, received: Received, seen: Callable[[Vector], None], age: int
     ) -> Outcome | NonFiniteLoss:
-        if task.round != self._version:
+        if (task.round, age) != self._version:
             if self.__dict__.pop("_layers", None) is not None:
                 self._forget_layers()
-            self._version = task.round
+            self._version = task.round, age
         samples, settings = self._worker.samples(device), RuntimeSettings(threads=1)
         trainer = Trainer(
             self._worker.bundle,
@@ -224,7 +233,7 @@ class _Portable:
             seen=seen,
         )
         try:
-            return trainer.run(task, received)
+            return trainer.run(replace(task, refresh_every=1), received)  # the layers are those of the right round
         except NonFiniteLoss as error:
             return error
 
@@ -233,7 +242,7 @@ class _Portable:
         """The frozen layers of a version, in a folder of this process."""
         folder = Path(tempfile.mkdtemp(prefix="layers-", dir=self._worker.folder))
         self._forget_layers = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        weights = self._worker.vectors[MODEL]
+        weights = self._worker.vectors[past(self._version[1])]
         source = TrainedSource(self._worker.bundle, self._worker.manifest, 0, weights, folder)
         source.version = str(self._version)
         return source

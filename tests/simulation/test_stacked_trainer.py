@@ -19,7 +19,7 @@ from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer
 from federation.axes.local import ControlVariate, Momentum, Proximal, ServerMomentum, WeightDecay
 from federation.coverage import coverage
-from federation.errors import EmbraceError, InputError, NonFiniteLoss
+from federation.errors import EmbraceError, NonFiniteLoss
 from federation.messages import Task
 from model_export.source import load_source
 from simulation.shared_samples import SharedSamples, convert
@@ -225,10 +225,3 @@ def test_large_models_and_dropout_are_trained_one_by_one(bundle_of):
         outcomes = trainer_of(bundle).train([task] * 4, [Received(bundle.suffix(boundary))] * 4, [data] * 4)
         assert all("together" not in outcome.report.seconds for outcome in outcomes)
         assert relative(outcomes[0].parameters, outcomes[1].parameters) < 1e-6
-
-
-def test_stored_activations_do_not_outlive_a_round(bundle_of):
-    bundle = bundle_of("mnist_2nn")
-    task = replace(Task("weak", 1, 16, 0.05), refresh_every=3)
-    with pytest.raises(InputError, match="refresh_every"):
-        trainer_of(bundle).train([task], starts(bundle, "weak", 1), devices(bundle, 1))

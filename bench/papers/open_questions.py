@@ -1,0 +1,119 @@
+"""What EmbracingFL leaves open: how seldom the frozen layers may be run, and what cohorts that are mended are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.papers.embracing import (
+    CIFAR_FULL,
+    COLUMNS,
+    EMBRACING,
+    FASHION_SHORT,
+    FINAL,
+    SEES,
+    SHORT_NOTE,
+    SMOKE,
+    SMOKE_NOTE,
+    Experiment,
+)
+from bench.papers.table import Claim, Column, Measured, Setting, Table
+from simulation.runs import Run
+
+NONE = "none: EmbracingFL names it as an open question"
+REFRESHED = (1, 2, 5, 10)  # rounds for which activations of the frozen layers are used
+DOWN = "MB down"
+
+
+def megabytes_down(run: Run) -> float | None:
+    return float(sum(row["bytes_down"] for row in run.rounds) / 1e6)
+
+
+def _tables(experiment: Experiment, note: str, named: Mapping[str, Mapping[str, Any]], fraction: float) -> Setting:
+    """Make rows of one mix, 16/0/112 of the paper, that differ in a part of the job."""
+    tiers = {"strong": experiment.scaled(16), "weak": experiment.scaled(112)}
+    base = experiment.job(EMBRACING, tiers, fraction)
+    rows = [
+        experiment.row(label, EMBRACING, {**base, **{key: {**base[key], **own} for key, own in more.items()}}, None)
+        for label, more in named.items()
+    ]
+    return experiment.setting(note, rows)
+
+
+# --- activations that are kept ---------------------------------------------------------------------------------------
+
+
+def _label(every: int) -> str:
+    return "every round" if every == 1 else f"every {every} rounds"
+
+
+def _refreshed(experiment: Experiment, note: str, fraction: float) -> Setting:
+    named = {_label(every): {"local": {"refresh_every": every}} for every in REFRESHED}
+    return _tables(experiment, note, named, fraction)
+
+
+KEEPS = (
+    "A weak device runs the frozen layers again when its activations are so many rounds old, and fetches them only "
+    "then. All devices in every round: one that is seldom drawn keeps nothing that is young enough."
+)
+
+
+def _as_good(every: int, margin: float = 1.0) -> Claim:
+    def test(measured: Measured) -> bool | None:
+        often, seldom = (measured.get(_label(number), {}).get(FINAL) for number in (1, every))
+        return None if often is None or seldom is None else seldom > often - margin
+
+    return Claim(f"{_label(every)} loses less than a point to every round", test)
+
+
+REFRESH = Table(
+    "embracing-refresh",
+    NONE,
+    "May weak devices run the frozen layers less often than every round?",
+    {
+        "smoke": lambda: _refreshed(SMOKE, SMOKE_NOTE, 1.0),
+        "short": lambda: _refreshed(FASHION_SHORT, f"{SHORT_NOTE}; 4 strong and 28 weak devices. {KEEPS} {SEES}", 1.0),
+        "full": lambda: _refreshed(
+            CIFAR_FULL, f"CIFAR-10, ResNet20, 16 strong and 112 weak devices, 1,000 rounds as the paper's. {KEEPS}", 1.0
+        ),
+    },
+    (*COLUMNS, Column(DOWN, megabytes_down, 1)),
+    tuple(map(_as_good, REFRESHED[1:])),
+)
+
+
+# --- cohorts ---------------------------------------------------------------------------------------------------------
+
+DRAWN, MENDED = "as drawn", "a strong device swapped in"
+
+
+def _cohorts(experiment: Experiment, note: str) -> Setting:
+    named = {label: {"participate": {"balance": mended}} for label, mended in ((DRAWN, False), (MENDED, True))}
+    return _tables(experiment, note, named, 0.25)
+
+
+COHORTS_NOTE = (
+    "A quarter of the devices in each round. `balance` swaps a strong device into a cohort that has none. "
+    "Over-selection and a quorum are not in this table: a simulated device is never late."
+)
+
+
+def _gains(measured: Measured) -> bool | None:
+    plain, mended = (measured.get(label, {}).get(FINAL) for label in (DRAWN, MENDED))
+    return None if plain is None or mended is None else mended > plain
+
+
+COHORTS = Table(
+    "embracing-cohorts",
+    "none: papers take cohorts as they are drawn",
+    "What is it worth that every cohort has a strong device?",
+    {
+        "smoke": lambda: _cohorts(SMOKE, SMOKE_NOTE),
+        "short": lambda: _cohorts(FASHION_SHORT, f"{SHORT_NOTE}; 4 strong and 28 weak devices. {COHORTS_NOTE} {SEES}"),
+        "full": lambda: _cohorts(
+            CIFAR_FULL, f"CIFAR-10, ResNet20, 16 strong and 112 weak devices, 1,000 rounds. {COHORTS_NOTE}"
+        ),
+    },
+    COLUMNS,
+    (Claim("swapping a strong device in gains accuracy", _gains),),
+)

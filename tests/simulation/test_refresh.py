@@ -1,0 +1,107 @@
+"""Frozen layers that are run less often than every round, in a simulation: as devices do it that keep activations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from edge_runtime.layers import TrainedSource
+from edge_runtime.trainer import Trainer
+from federation.errors import InputError
+from federation.layout import MODEL
+from simulation import worker
+from simulation.pool import InlinePool
+from simulation.simulate import Options, Simulation
+from tests.edge_runtime.conftest import relative
+from tests.simulation.test_simulate import fleet_of
+
+MIXED = {
+    "num_rounds": 5,
+    "participate": {"fraction_train": 0.6, "balance": False},
+    "simulate": {"tiers": {"strong": 6, "moderate": 4, "weak": 10}},
+}
+
+
+def job(refresh_every, **local):
+    return {**MIXED, "local": {"refresh_every": refresh_every, "rate": "0.2", **local}}
+
+
+def run(bundle, folder, refresh_every, engine="torch", workers=1):
+    simulation = Simulation(fleet_of(bundle, job(refresh_every)), folder, Options(engine, workers, InlinePool))
+    found = simulation.run()
+    return np.concatenate([found.weights[name].ravel() for name in sorted(found.weights)]), found.rounds
+
+
+class KeepingTrainers:
+    """Devices that are there from round to round, each with the trainer of a real one."""
+
+    def __init__(self, tmp_path):
+        self.folder = tmp_path
+        self.trainers: dict[str, Trainer] = {}
+        self.sources: dict[int, TrainedSource] = {}
+
+    def one(self, portable, device, task, received, seen, age):
+        fleet = portable._worker
+        if task.round not in self.sources:
+            folder = self.folder / str(task.round)
+            folder.mkdir()
+            weights = np.array(fleet.vectors[MODEL])
+            self.sources[task.round] = TrainedSource(fleet.bundle, fleet.manifest, 0, weights, folder)
+            self.sources[task.round].version = str(task.round)
+        source = self.sources[task.round]
+        if device not in self.trainers:
+            self.trainers[device] = Trainer(fleet.bundle, source, fleet.samples(device), measures_memory=False)
+        self.trainers[device].source = source
+        return self.trainers[device].run(task, received)
+
+
+def test_devices_train_on_what_they_stored_rounds_ago(bundle_of, tmp_path, monkeypatch):
+    bundle = bundle_of("digits")
+    found, _ = run(bundle, tmp_path / "found", 3, "portable")
+    fresh, _ = run(bundle, tmp_path / "fresh", 1, "portable")
+    real = KeepingTrainers(tmp_path)
+    monkeypatch.setattr(worker._Portable, "_one", lambda self, *given: real.one(self, *given))
+    expected, _ = run(bundle, tmp_path / "expected", 3, "portable")
+    assert relative(found, expected) < 1e-5 < 1e-3 < relative(found, fresh)
+
+
+def test_both_engines_agree_and_processes_change_no_bit(bundle_of, tmp_path):
+    bundle = bundle_of("digits")
+    portable, _ = run(bundle, tmp_path / "portable", 2, "portable")
+    found = {n: run(bundle, tmp_path / str(n), 2, workers=n) for n in (1, 2, 5)}
+    for weights, rounds in found.values():
+        assert np.array_equal(weights, found[1][0])
+        assert [line["loss"] for line in rounds] == [line["loss"] for line in found[1][1]]
+    assert relative(found[1][0], portable) < 1e-3
+
+
+def test_what_is_kept_is_not_fetched_again(bundle_of, tmp_path):
+    bundle = bundle_of("digits")
+    often, seldom = (run(bundle, tmp_path / str(every), every)[1] for every in (1, 5))
+    assert seldom[0]["bytes_down"] == often[0]["bytes_down"]
+    assert sum(line["bytes_down"] for line in seldom) < sum(line["bytes_down"] for line in often)
+    assert [line["bytes_up"] for line in seldom] == [line["bytes_up"] for line in often]
+
+
+def test_a_run_that_goes_on_knows_what_devices_stored(bundle_of, tmp_path, monkeypatch):
+    bundle = bundle_of("digits")
+    whole, _ = run(bundle, tmp_path / "whole", 3)
+    monkeypatch.setattr("simulation.simulate.CHECKPOINT_SECONDS", 0.0)
+    halves = Simulation(fleet_of(bundle, job(3)), tmp_path / "halves", Options("torch", 1, InlinePool))
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        halves.run(on_round=stop)
+    again, rounds = run(bundle, tmp_path / "halves", 3)
+    assert np.array_equal(again, whole) and len(rounds) == 5
+
+
+def test_augmented_activations_are_not_kept(bundle_of, tmp_path):
+    fleet = fleet_of(bundle_of("digits"), job(2, crop=1))
+    with pytest.raises(InputError, match=r"local.refresh_every: .* expected 1 with crop or flip"):
+        Simulation(fleet, tmp_path, Options("torch", 1, InlinePool))
