@@ -361,15 +361,19 @@ def reached(name):
     if name == point and seen == times:
         os.kill(os.getpid(), signal.SIGKILL)
 
-settings = Settings(port=port, requests_per_second=10_000, log_level="error", database=sys.argv[5])
+known = {"database": sys.argv[5], "blobs": sys.argv[6] or None}
+settings = Settings(port=port, requests_per_second=10_000, log_level="error", **known)
 Server(directory, settings, reached=reached).run(lambda url: print(url, flush=True))
 """
 
 
-def start_server(directory: Path, port: int = 0, point: str = "", times: int = 0) -> tuple[subprocess.Popen[str], str]:
+def start_server(
+    directory: Path, port: int = 0, point: str = "", times: int = 0, blobs: str = ""
+) -> tuple[subprocess.Popen[str], str]:
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
+    given = [str(directory), str(port), point, str(times), database_url(directory), blobs]
     process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(directory), str(port), point, str(times), database_url(directory)],
+        [sys.executable, "-c", _SERVE, *given],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from coordinator.errors import StoreAway
 from coordinator.store import s3
 from coordinator.store.blobs import Blobs
 from coordinator.store.s3 import S3Blobs
+from coordinator.store.versions import Versions
+from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
-from tests.coordinator.databases import copy_database
-from tests.coordinator.harness import ALL_THREE, Offer, World, body_of, put_update, serving
+from tests.coordinator.databases import copy_database, query
+from tests.coordinator.harness import ALL_THREE, Offer, World, body_of, end_process, put_update, serving, start_server
 from tests.coordinator.s3_servers import BUCKET, S3Server, s3_server
+from tests.coordinator.test_kill import ROUNDS, WIDTH, Prepared, enrol_all, run_fleet
+from tests.waiting import PATIENCE, wait_until
 
 URL = f"s3://{BUCKET}/some/where"
 
@@ -200,6 +207,42 @@ def test_a_lost_machine_takes_nothing_with_it(rclone: S3Server, tmp_path: Path) 
     assert world.weights_file(job) == Path(expected.coordinator.version_file(other, 2)[0]).read_bytes()
     world.end()
     expected.end()
+
+
+@pytest.mark.parametrize(
+    ("point", "times"), [("after-spool", 2), ("after-record", 3), ("mid-fold", 2), ("mid-commit", 2)]
+)
+def test_killed_at_a_point(rclone: S3Server, tmp_path: Path, point: str, times: int) -> None:
+    """The process is killed and what it had on its disk is gone: the next one ends with the same bits."""
+    plain, stored = World(tmp_path / "plain", width=WIDTH), S3World(tmp_path / "stored", width=WIDTH)
+    tokens = []
+    for world in (plain, stored):
+        world.now = time.time()
+        tokens = enrol_all(world)
+        job = world.job(num_rounds=ROUNDS, **ALL_THREE)
+    rounds_of(
+        plain, [row["id"] for row in plain.coordinator.devices()], plain.coordinator.jobs()[0]["id"], until=ROUNDS
+    )
+    expected = plain.weights(plain.coordinator.jobs()[0]["id"]).tobytes()
+    plain.end()
+    stored.end()
+    process, url = start_server(stored.root, point=point, times=times, blobs=URL)
+    try:
+        threads, errors = run_fleet(Prepared(stored.root, stored.manifest, job, tuple(tokens)), url)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        end_process(process)
+        process, _ = start_server(stored.root, port=httpx.URL(url).port or 0, blobs=URL)
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not errors and not any(thread.is_alive() for thread in threads)
+        version = "SELECT version FROM jobs WHERE id = :job"
+        wait_until(lambda: query(stored.root, version, job=job) == [(ROUNDS,)])
+    finally:
+        end_process(process)
+    blobs = S3Blobs(URL, tmp_path / "look")
+    found = map_weights(Versions(blobs).weights(job, ROUNDS), stored.manifest.space)
+    assert found.tobytes() == expected
+    blobs.close()
 
 
 def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
