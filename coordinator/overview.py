@@ -47,11 +47,12 @@ class Overview:
         with self._repository.reading() as session:
             return self._repository.last_event(session)
 
-    def news(self, after: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """List events of all jobs behind a number, and count the devices by state."""
+    def news(self, after: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+        """List events of all jobs behind a number; and what has no events: devices by state, the newest benchmark."""
         with self._repository.reading() as session:
             rows = [vars(row) for row in self._repository.all_events(session, after, EVENTS_AT_ONCE)]
-        return rows, self._reports.device_states()
+            measured = self._repository.last_benchmark_at(session)
+        return rows, {"fleet": self._reports.device_states(), "benchmarks": {"at": measured}}
 
     # --- the fleet ---------------------------------------------------------------------------------------------------
 

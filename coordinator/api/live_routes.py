@@ -49,8 +49,8 @@ async def all_events(
     after: Annotated[int | None, Query(ge=0, le=LARGEST, description="Default: what happens from now on.")] = None,
     seconds: Annotated[float, Query(ge=0, le=LONGEST, description="After which the stream ends.")] = LONGEST,
 ) -> StreamingResponse:
-    """Events of all jobs, unnamed: `kind` says what happened. And `fleet`, without a number, when devices came or went:
-    how many there are by state.
+    """Events of all jobs, unnamed: `kind` says what happened. Two others have a name and no number: `fleet`, when
+    devices came or went, with how many there are by state; `benchmarks`, when a device sent one, with when that was.
 
     `Last-Event-ID` continues an interrupted stream. It ends with the session of the page that opened it.
     """
@@ -93,19 +93,19 @@ class Watch:
 
     async def lines(self, last: int) -> AsyncIterator[str]:
         """Yield what happened behind an event, and then what happens."""
-        service, fleet = self._service, None
+        service, known = self._service, dict[str, Any]()
         yield f"retry: {AGAIN}\n\n"
         while True:
             count = service.watchers.count
-            found, states = await run_in_threadpool(service.overview.news, last)
+            found, facts = await run_in_threadpool(service.overview.news, last)
             for row in found:
                 last = row["id"]
                 yield f"id: {last}\ndata: {_json(row)}\n\n"
-            if states != fleet:
-                fleet = states
-                yield f"event: fleet\ndata: {_json(states)}\n\n"
-            elif not found:
+            for name in [name for name, value in facts.items() if value != known.get(name)]:
+                yield f"event: {name}\ndata: {_json(facts[name])}\n\n"
+            if not found and facts == known:
                 yield ": still here\n\n"
+            known = facts
             if self._is_over():
                 return
             if len(found) < EVENTS_AT_ONCE:

@@ -384,6 +384,11 @@ class Repository:
                     unreadable[id] = str(error)
         return profiles, unreadable
 
+    def last_benchmark_at(self, session: Session) -> float | None:
+        """Find when the newest benchmark arrived."""
+        found: float | None = session.scalar(select(func.max(BENCHMARKS.c.at)))
+        return found
+
     # --- credentials, numbers ----------------------------------------------------------------------------------------
 
     def add_enrolment(self, session: Session, token_hash: str, expires_at: float, uses: int) -> None:

@@ -40,7 +40,7 @@ function batchSeconds({ seconds }: Cost): number | undefined {
 }
 
 export function Benchmarks() {
-  const measured = useLive<readonly Measured[]>("/v1/benchmarks?limit=1000", (event) => event.kind === "fleet" || event.kind === "JobCreated");
+  const measured = useLive<readonly Measured[]>("/v1/benchmarks?limit=1000", (event) => event.kind === "benchmarks");
   const [picked, setPicked] = useState("");
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const now = useNow(true);
@@ -63,7 +63,7 @@ export function Benchmarks() {
         <Card>
           <Empty title="No device has measured anything yet">
             <p>A device measures what a batch costs it, from every boundary of a bundle, and sends the table:</p>
-            <pre>embrace device bench bundle --submit</pre>
+            <pre>embrace device bench --server {location.origin} --token TOKEN --submit</pre>
           </Empty>
         </Card>
       ) : (

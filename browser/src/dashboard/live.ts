@@ -44,10 +44,13 @@ export class Live {
     const source = (this.source = new EventSource("/v1/events"));
     source.onopen = () => this.tell((this.link = "live"), undefined);
     source.onmessage = (message) => this.happened(JSON.parse(message.data as string) as Happened);
-    source.addEventListener("fleet", (message) => {
-      this.fleet = JSON.parse((message as MessageEvent).data as string) as Counts;
-      this.happened({ id: 0, job: "", at: clock(), kind: "fleet", body: {} });
-    });
+    for (const kind of ["fleet", "benchmarks"]) {
+      source.addEventListener(kind, (message) => {
+        const body = JSON.parse((message as MessageEvent).data as string) as Counts;
+        if (kind === "fleet") this.fleet = body;
+        this.happened({ id: 0, job: "", at: clock(), kind, body });
+      });
+    }
     source.onerror = () => {
       this.tell((this.link = "lost"), { id: 0, job: "", at: 0, kind: "lost", body: {} });
       if (source.readyState !== EventSource.CLOSED) return; // it tries again by itself

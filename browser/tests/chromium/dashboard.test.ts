@@ -288,6 +288,11 @@ test("benchmarks of devices, side by side", async () => {
   await coordinator.job(JOB(5, "[participate]\nmin_available = 9"));
   const [job] = (await coordinator.json("/v1/jobs")) as { bundle: string }[];
   const boundaries = ["conv1", "conv3", "dense"];
+  const watched = await Watched.open(coordinator);
+  const { page } = watched;
+  await watched.signIn();
+  await page.getByRole("link", { name: "Benchmarks" }).click();
+  await page.getByText("No device has measured anything yet").waitFor();
   for (const [name, pace] of [["pi-4", 4], ["pi-5", 1.5], ["<b>phone</b>", 2.5]] as const) {
     const enrolled = await fetch(`${coordinator.url}/v1/devices`, { method: "POST", headers: { Authorization: `Bearer ${coordinator.enrolment}`, "Content-Type": "application/json" }, body: JSON.stringify({ name }) });
     const { token } = (await enrolled.json()) as { token: string };
@@ -302,10 +307,6 @@ test("benchmarks of devices, side by side", async () => {
     const sent = await fetch(`${coordinator.url}/v1/devices/me/benchmark`, { method: "PUT", headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" }, body: JSON.stringify(benchmark) });
     expect(sent.status, await sent.text()).toBe(200);
   }
-  const watched = await Watched.open(coordinator);
-  const { page } = watched;
-  await watched.signIn();
-  await page.getByRole("link", { name: "Benchmarks" }).click();
   await page.getByRole("img", { name: /^Time of a batch: .*pi-5 \(4 threads\) from 92 ms to 62 ms/ }).waitFor();
   await page.getByText("needs 77 MB, 40 MB are free").waitFor();
   await page.getByRole("checkbox", { name: "<b>phone</b> (4 threads)" }).uncheck();
