@@ -12,9 +12,9 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlencode
 
 import httpx
@@ -23,8 +23,10 @@ from edge_runtime.connection import Unreachable, WrongConnection, mend, open_htt
 from edge_runtime.files import replacing
 from edge_runtime.logs import get_logger
 from edge_runtime.own_limits import Deadline
-from federation.decode import decode
+from federation.benchmark import Benchmark
+from federation.decode import decode, encode
 from federation.errors import BundleError, EmbraceError, InputError
+from federation.identity import is_plain
 from federation.manifest import MAX_MANIFEST_BYTES
 from federation.messages import Report, TaskOffer
 from federation.printable import printable
@@ -38,7 +40,7 @@ LONGEST_LEASE = 30 * 86400.0  # seconds
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 507}
 _CHUNK = 1 << 18
 MOST_ANSWER = 1 << 20  # bytes of an answer in JSON
-_OFFER = tuple(field.name for field in fields(TaskOffer))
+T = TypeVar("T")
 
 
 class NotUnderstood(EmbraceError):
@@ -54,6 +56,17 @@ class Declined(InputError):
         super().__init__(message)
         self.answer = status
         self.reason = reason
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job that runs, as far as a device needs to know it before it has a task."""
+
+    id: str
+    name: str
+    bundle: str
+    round: int  # rounds that are done: the newest version
+    batch: int
 
 
 class DeviceClient:
@@ -97,6 +110,15 @@ class DeviceClient:
 
     def set_profile(self, profile: dict[str, Any]) -> None:
         self._learn_name(self._call("PUT", "/v1/devices/me/profile", json=profile))
+
+    def open_jobs(self) -> list[OpenJob]:
+        """Ask what is trained there now."""
+        told = _json(self._call("GET", "/v1/jobs/open", most=MAX_MANIFEST_BYTES)).get("jobs")
+        return [_open_job(job) for job in told] if isinstance(told, list) else []
+
+    def send_benchmark(self, found: Benchmark) -> None:
+        """Tell what training costs here, in place of what was told before under the same conditions."""
+        self._learn_name(self._call("PUT", "/v1/devices/me/benchmark", json=encode(found)))
 
     def _learn_name(self, answer: httpx.Response) -> None:
         """Take the device's name from an answer; older coordinators do not say it."""
@@ -319,12 +341,24 @@ def _seconds(told: Any) -> float | None:
 
 
 def _offer(told: Any) -> TaskOffer:
-    """Read an offer; what a newer coordinator says beyond it is left out."""
-    known = {name: told[name] for name in _OFFER if name in told} if isinstance(told, dict) else told
+    return _known(TaskOffer, told, "task")
+
+
+def _open_job(told: Any) -> OpenJob:
+    found = _known(OpenJob, told, "job")
+    if not (is_plain(found.id) and is_plain(found.bundle)):  # they become parts of paths
+        raise NotUnderstood(f"a job's id is {printable(found.id, 80)!r}: expected letters, digits, '_', '-' and '.'")
+    return found
+
+
+def _known(kind: type[T], told: Any, what: str) -> T:
+    """Read a value; what a newer coordinator says beyond it is left out."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    known = {name: told[name] for name in names if name in told} if isinstance(told, dict) else told
     try:
-        return decode(TaskOffer, known, "task", defaults=True)
+        return decode(kind, known, what, defaults=True)
     except InputError as error:
-        raise NotUnderstood(f"the coordinator's task makes no sense: {error}") from None
+        raise NotUnderstood(f"the coordinator's {what} makes no sense: {error}") from None
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

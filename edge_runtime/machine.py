@@ -15,7 +15,7 @@ def describe_device() -> dict[str, str]:
     """Describe processor, cores, memory, system and versions; what the system does not say is left out."""
     found = {
         "processor": _processor(),
-        "cores": str(_cores()),
+        "cores": str(core_count()),
         "memory": _memory(),
         "system": f"{_system()} ({platform.machine()})",
         "python": platform.python_version(),
@@ -32,7 +32,7 @@ def _processor() -> str:
     return board or named.get("model name") or named.get("Hardware") or platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def core_count() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -126,6 +126,12 @@ class RemoteBundle:
                 raise BundleError(f"expected {stop - start} bytes of weights, got {file.tell() - start}")
         self._there |= inside
 
+    def fetch_all(self, offer: TaskOffer) -> None:
+        """Fetch a whole version, and write what stands in front of it: then the directory is a bundle."""
+        self.fetch_weights(offer, slice(0, self.space.size))
+        with (self.directory / self.manifest.weights.name).open("r+b") as file:
+            file.write(header(self.space))
+
     def _layers(self, where: slice) -> set[int]:
         """Name the layers that a range consists of; none if it is not made of whole layers."""
         slices = {layer: self.space.layer(layer) for layer in range(len(self.space.layers))}

@@ -149,6 +149,11 @@ class Client:
         """List the accepted updates of a job with the seconds that each part took."""
         return list(self.call("GET", f"/jobs/{job}/timings", params={"first_round": first_round}))
 
+    def benchmarks(self, bundle: str | None = None) -> list[dict[str, Any]]:
+        """List what training costs on the devices that measured it, the newest first; `bundle` is a sha256."""
+        asked = {"limit": "1000", **({} if bundle is None else {"bundle": bundle})}
+        return list(self.call("GET", "/benchmarks", params=asked))
+
     def find_job(self, text: str) -> str:
         """Return the id of the job with this id, name or beginning of an id; InputError if there are several."""
         return _only(text, "job", self.call("GET", "/jobs", params={"match": text}))

@@ -38,14 +38,15 @@ def _memory(description: str) -> dict[str, Any]:
 # The metadata describes and bounds each field in the coordinator's REST interface.
 @dataclass(frozen=True)
 class PartSeconds:
-    """Where the seconds of one batch go. Parts are medians over the iterations; quartiles are of their sum."""
+    """Where the seconds of one batch go, over the iterations: medians of each part, and quartiles of the whole."""
 
     load: float = field(metadata=_seconds("To open the graphs, once."))
     frozen_forward: float = field(metadata=_seconds("Running the frozen layers; once per round and sample."))
     activation_io: float = field(metadata=_seconds("Writing stored activations and reading them again."))
     training: float = field(metadata=_seconds("Forward and backward pass of the trained layers."))
     optimiser: float = field(metadata=_seconds("The local rule: weight decay and momentum."))
-    low: float = field(metadata=_seconds("First quartile of everything but `load`."))
+    batch: float = field(metadata=_seconds("Median of all but `load`: about the sum of the parts."))
+    low: float = field(metadata=_seconds("First quartile of the same."))
     high: float = field(metadata=_seconds("Third quartile of the same."))
     backward: float | None = field(
         default=None, metadata=_seconds("Of `training`; null: the runtime does not say how it divides.")
@@ -55,15 +56,10 @@ class PartSeconds:
         for name, value in vars(self).items():
             if value is not None and not (math.isfinite(value) and 0 <= value <= MOST_SECONDS):
                 raise FieldError(name, f"expected seconds from 0 to {MOST_SECONDS:g}, got {value}")
-        if self.low > self.high:
-            raise FieldError("low", f"expected at most `high`, {self.high}, got {self.low}")
+        if not self.low <= self.batch <= self.high:
+            raise FieldError("batch", f"expected from `low`, {self.low}, to `high`, {self.high}, got {self.batch}")
         if self.backward is not None and self.backward > self.training:
             raise FieldError("backward", f"expected at most `training`, {self.training}, got {self.backward}")
-
-    @property
-    def batch(self) -> float:
-        """Seconds of one batch, frozen layers included."""
-        return self.frozen_forward + self.activation_io + self.training + self.optimiser
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import get_args
 
 from edge_runtime.bundle_files import read_manifest
+from edge_runtime.device_bench import ALL, places
 from edge_runtime.engine.choose import EngineName, choose_engine
 from edge_runtime.engine.ort_training import is_available
+from federation.benchmark import tiers_of
 from federation.errors import InputError, MissingPackage
 from federation.manifest import MANIFEST_NAME, Boundary, Manifest
 
 Progress = Callable[[str, int, int], None]
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,7 @@ class Subject:
 
     def places(self, boundaries: str) -> list[tuple[Boundary, list[str]]]:
         """Boundaries to measure, input side first, each with its tiers: NAME,… or 'tiers' or 'all'."""
-        tiers: dict[str, list[str]] = {}
-        for tier, name in self.manifest.tiers.items():
-            tiers.setdefault(name, []).append(tier)
-        wanted = set(tiers)
-        if boundaries == ALL:
-            wanted = {boundary.name for boundary in self.manifest.boundaries if boundary.narrow is None}
-        elif boundaries != "tiers":
-            named = [name.strip() for name in boundaries.split(",") if name.strip()]
-            if not named:
-                raise InputError("--boundaries: expected names separated by commas, 'tiers' or 'all'")
-            wanted = {self.manifest.boundary(name).name for name in named}
-        found = [(b, tiers.get(b.name, [])) for b in self.manifest.boundaries if b.name in wanted]
-        if not found:
-            raise InputError(f"{self.manifest.name} has no boundaries to train from")
-        return found
+        return [(b, list(tiers_of(self.manifest, b.name))) for b in places(self.manifest, boundaries)]
 
     def engines_at(self, boundary: Boundary) -> list[EngineName]:
         """Those that have a graph for this boundary."""

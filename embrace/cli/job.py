@@ -226,7 +226,7 @@ def _changed(change: dict[str, Any]) -> str:
     name, before, state = f"{change['name']} {change['id']}", change["before"], change["state"]
     if before == state:
         return f"{name} is {state} already: nothing changed"
-    running, arrived = (_plural(change[key], word) for key, word in (("under_way", "task"), ("arrived", "update")))
+    running, arrived = (show.plural(change[key], word) for key, word in (("under_way", "task"), ("arrived", "update")))
     if state == "paused":
         effect = f"no task is handed out; {running} under way may still be answered"
     elif state == "running":
@@ -236,10 +236,6 @@ def _changed(change: dict[str, Any]) -> str:
     else:
         effect = f"{running} under way and {arrived} of round {change['round']} are given up; the weights stay"
     return f"{name}: {before} -> {state} at version {change['version']}; {effect}"
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 @job.command()
@@ -349,7 +345,7 @@ def _device_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         ", ".join(words),
         f"memory: {memory}" + (f"; measured: {', '.join(needs)}" if needs else ""),
-        f"runs: {engine}, {_plural(profile.get('threads', 1), 'thread')}, {where}",
+        f"runs: {engine}, {show.plural(profile.get('threads', 1), 'thread')}, {where}",
         f"tasks: {found['tasks_done']} done, {found['tasks_failed']} failed",
     ]
     if error:
@@ -384,7 +380,9 @@ def revoke(
         show.print_json(changed)
         return
     name = f"{changed['name']} {changed['id']}"
-    freed = f"; {_plural(changed['freed'], 'task')} that it held can go to other devices" if changed["freed"] else ""
+    freed = (
+        f"; {show.plural(changed['freed'], 'task')} that it held can go to other devices" if changed["freed"] else ""
+    )
     done = "is revoked already: nothing changed" if changed["before"] else f"is revoked: its token is void{freed}"
     show.console().print(f"{name} {done}", markup=False, soft_wrap=True)
 

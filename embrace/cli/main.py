@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "serve": Entry("embrace.cli.serve", "serve", "Run a coordinator."),
         "agent": Entry("embrace.cli.agent", "agent", "Take part in training: wait for tasks, train, send updates."),
         "job": Entry("embrace.cli.job", "job", "Training jobs of a coordinator."),
-        "device": Entry("embrace.cli.job", "device", "Devices of a coordinator."),
+        "device": Entry("embrace.cli.device_bench", "device", "Devices of a coordinator."),
         "simulate": Entry("embrace.cli.simulate", "simulate", "Run a job on simulated devices."),
         "plot": Entry("embrace.cli.plot", "plot", "Draw runs as curves."),
         "data": Entry("embrace.cli.data", "data", "Data sets, and how they are dealt to devices."),

@@ -101,6 +101,10 @@ def number(count: int) -> str:
     return f"{count:,}"
 
 
+def plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def shape(dimensions: Sequence[int]) -> str:
     return "×".join(map(str, dimensions)) or "scalar"
 
