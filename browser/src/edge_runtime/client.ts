@@ -4,6 +4,7 @@
  * What may be repeated is repeated: after a lost connection or a busy server, with a growing and random pause, for as
  * long as the caller's patience lasts. What the server refuses is not.
  */
+import type { Benchmark } from "../federation/benchmark.ts";
 import { BundleError, EmbraceError, InputError, messageOf } from "../federation/errors.ts";
 import { decodeOffer, type Report, type TaskOffer } from "../federation/messages.ts";
 import type { MeasuredNeed } from "../federation/capacity.ts";
@@ -112,6 +113,11 @@ export class DeviceClient {
 
   async setProfile(profile: Profile): Promise<void> {
     await this.call("PUT", "/v1/devices/me/profile", jsonBody(profile));
+  }
+
+  /** Tell what training costs here, in place of what was told before under the same conditions. */
+  async sendBenchmark(found: Benchmark): Promise<void> {
+    await this.call("PUT", "/v1/devices/me/benchmark", jsonBody(found));
   }
 
   /** Ask the coordinator to forget this device: its token is good for nothing afterwards. */

@@ -2,8 +2,10 @@
 import { DeviceClient, type OpenJob } from "../edge_runtime/client.ts";
 import type { Dataset } from "../edge_runtime/data/samples.ts";
 import { forgetEverything, openStorage, SELF, type DeviceRecord, type DoneRound, type Storage } from "../edge_runtime/storage.ts";
+import type { BoundaryCost } from "../federation/benchmark.ts";
 import { messageOf } from "../federation/errors.ts";
 import type { Report } from "../federation/messages.ts";
+import { measureDevice } from "./measuring.ts";
 import type { FromWorker, Stop } from "./protocol.ts";
 
 const LOW_BATTERY = 0.3;
@@ -30,7 +32,7 @@ const hardware = navigator as Navigator & {
 
 /** What a person sees. */
 export interface View {
-  readonly state: "off" | "starting" | "waiting" | "training" | "sending" | "pausing" | "paused" | "refused" | "elsewhere";
+  readonly state: "off" | "starting" | "waiting" | "training" | "sending" | "pausing" | "paused" | "measuring" | "refused" | "elsewhere";
   readonly why: string; // of a pause, of waiting
   readonly trouble: string; // with the connection
   readonly task: (FromWorker & { kind: "began" }) | undefined;
@@ -118,6 +120,28 @@ export class BrowserDevice {
     await this.keep({ running: true });
     this.freshStarts = 0;
     await this.adjust();
+  }
+
+  /** Measure what training costs here, with the agent stopped, and tell the coordinator. */
+  measure(id: string): Promise<void> {
+    const newest = async (): Promise<OpenJob> => {
+      const job = (await this.openJobs(undefined)).find((each) => each.id === id);
+      if (job === undefined) throw new Error("the job is over");
+      return job;
+    };
+    return this.inTurn(async () => {
+      await this.stop("the person measures this device");
+      this.show({ state: "measuring", why: "", task: undefined, progress: undefined });
+      try {
+        const found = await measureDevice(this.record!, newest, (done, total) => this.show({ progress: { what: "measure", done, total } }));
+        await new DeviceClient(location.origin, this.record!.token, { patience: 20 }).sendBenchmark(found);
+        this.note(`measured and sent: ${found.costs.map(inWords).join("; ")}`);
+      } catch (error) {
+        this.note(`this device could not be measured: ${messageOf(error)}`);
+      }
+      this.show({ state: "off", progress: undefined });
+      await this.adjustNow();
+    });
   }
 
   /** End for good: this device is removed here and at the coordinator; `forget` removes the data here, too. */
@@ -289,4 +313,9 @@ export class BrowserDevice {
         .catch((error: unknown) => reject(new Error(messageOf(error))));
     }));
   }
+}
+
+function inWords({ boundary, tiers, seconds, memory, problem }: BoundaryCost): string {
+  const name = tiers.length > 0 ? tiers.join(", ") : boundary;
+  return seconds === null ? `${name}: ${problem}` : `${name} ${(1000 * seconds.batch).toFixed(1)} ms a batch, ${((memory ?? 0) / 1e6).toFixed(0)} MB`;
 }

@@ -21,6 +21,7 @@ export function Joined({ device, offered, invited }: Props) {
   const { task } = view;
   const paused = view.state === "paused";
   const refused = view.state === "refused";
+  const busy = view.state === "pausing" || view.state === "measuring";
   const rounds = offered?.find(({ job }) => job.id === task?.job)?.job.rounds;
   const over = view.state === "waiting" && rounds !== undefined && task!.round + 1 >= rounds;
   const title = over ? "The last round is done" : titleOf(view);
@@ -34,6 +35,7 @@ export function Joined({ device, offered, invited }: Props) {
         {refused && <p>{invited ? "The new link lets this device join again." : "Ask the person who runs the training for a new link to join again."}</p>}
         {refused && invited && <button class="main" onClick={() => void device.leave(false)}>Join again</button>}
         {view.trouble && <p class="wrong" role="alert">{view.trouble}; trying again</p>}
+        {view.state === "measuring" && <Progress view={view} />}
         {task && !refused && (
           <>
             <p class="round">Round {task.round + 1}{rounds ? ` of ${rounds}` : ""} <span class="quiet">{task.model}</span></p>
@@ -51,8 +53,13 @@ export function Joined({ device, offered, invited }: Props) {
         paused ? (
           <button class="main" disabled={device.data === undefined} onClick={() => void device.resume()}>Go on</button>
         ) : (
-          <button class="main" disabled={view.state === "pausing"} onClick={() => void device.pause()}>Pause</button>
+          <button class="main" disabled={busy} onClick={() => void device.pause()}>Pause</button>
         )
+      )}
+      {!refused && view.state !== "elsewhere" && offered?.[0] && (
+        <div class="row">
+          <button disabled={busy} onClick={() => void device.measure(offered[0]!.job.id)}>Measure this device</button>
+        </div>
       )}
       {view.state !== "elsewhere" && <Goodbye device={device} />}
     </>
@@ -134,11 +141,12 @@ function titleOf({ state }: View): string {
     sending: "Sending what was learned",
     pausing: "Stopping",
     paused: "Paused",
+    measuring: "Measuring what training costs here",
     refused: "The coordinator does not know this device any more",
     elsewhere: "Another tab of this page is at work",
   }[state];
 }
 
 function stageOf({ progress }: View): string {
-  return { forward: "Layers that stay as they are", evaluate: "Trying the model on what was held back" }[progress?.what ?? ""] ?? "Training steps";
+  return { measure: "Tiers measured", forward: "Layers that stay as they are", evaluate: "Trying the model on what was held back" }[progress?.what ?? ""] ?? "Training steps";
 }

@@ -1,5 +1,22 @@
 /** What the page and its worker say to each other. */
+import type { BenchCase } from "../edge_runtime/bench.ts";
+import type { BoundaryCost } from "../federation/benchmark.ts";
 import type { Report } from "../federation/messages.ts";
+
+export const BENCH_WORKER = "embrace bench"; // the name of a worker that measures one boundary, and ends
+
+/** What such a worker is told. */
+export interface Measure extends BenchCase {
+  readonly kind: "measure";
+  readonly job: string;
+  readonly bundle: string;
+  readonly version: number;
+}
+
+/** What it answers. */
+export type Measured =
+  | { readonly kind: "measured"; readonly cost: BoundaryCost; readonly idle: number; readonly threads: number; readonly runtime: string }
+  | { readonly kind: "unmeasured"; readonly why: string; readonly outOfMemory: boolean; readonly gone: boolean }; // gone: so is the version
 
 /** A worker starts by itself with what the storage has; this ends it. */
 export interface Stop {

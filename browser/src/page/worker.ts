@@ -1,14 +1,18 @@
 /** The agent's own thread: training never blocks the page. It takes what it needs from the storage. */
 import { coverage } from "../federation/coverage.ts";
-import { messageOf } from "../federation/errors.ts";
+import { messageOf, OutOfMemory } from "../federation/errors.ts";
 import { Agent } from "../edge_runtime/agent.ts";
+import { benchBoundary } from "../edge_runtime/bench.ts";
 import { Declined, DeviceClient } from "../edge_runtime/client.ts";
 import { inFile, removeLeftovers } from "../edge_runtime/file_room.ts";
 import { adapterName } from "../edge_runtime/gpu.ts";
 import { heapBytes, watchHeap } from "../edge_runtime/heap.ts";
+import { RemoteBundle } from "../edge_runtime/remote.ts";
 import { loadForPage } from "../edge_runtime/runtime_files.ts";
+import { isOutOfMemory } from "../edge_runtime/session.ts";
 import { openStorage, SELF } from "../edge_runtime/storage.ts";
-import type { FromWorker, Stop } from "./protocol.ts";
+import { checkSigner } from "../edge_runtime/trust.ts";
+import { BENCH_WORKER, type FromWorker, type Measure, type Measured, type Stop } from "./protocol.ts";
 
 declare const self: DedicatedWorkerGlobalScope;
 
@@ -18,6 +22,26 @@ let holding: string | undefined; // the task that is being worked on
 let job = ""; // of that, or of the last one
 
 self.onmessage = ({ data }: MessageEvent<Stop>) => stopping.abort(data.reason);
+
+/** Measure one boundary in a runtime that has done nothing else. */
+async function measure({ job, bundle: digest, version, ...what }: Measure): Promise<Measured> {
+  try {
+    watchHeap();
+    const storage = await openStorage();
+    const record = (await storage.device.get(SELF))!;
+    const client = new DeviceClient(self.location.origin, record.token, { patience: 60 });
+    await checkSigner(digest, await client.signature(digest), record.signer);
+    const bundle = await RemoteBundle.open(client, digest, storage.graphs);
+    const { threads, name } = await loadForPage(record.threads, (await adapterName()) !== undefined);
+    const idle = heapBytes();
+    const offer = { id: "", job, bundle: digest, version, leaseUntil: 0, work: {} };
+    const cost = await benchBoundary(bundle, offer, what, () => heapBytes() - idle);
+    return { kind: "measured", cost, idle, threads, runtime: name };
+  } catch (error) {
+    const outOfMemory = error instanceof OutOfMemory || isOutOfMemory(error);
+    return { kind: "unmeasured", why: messageOf(error), outOfMemory, gone: error instanceof Declined && error.answer === 404 };
+  }
+}
 
 async function main(): Promise<void> {
   watchHeap();
@@ -75,4 +99,5 @@ async function main(): Promise<void> {
   }
 }
 
-main().catch((error: unknown) => tell({ kind: "ended", how: "broken", message: messageOf(error) }));
+if (self.name === BENCH_WORKER) self.onmessage = ({ data }: MessageEvent<Measure>) => void measure(data).then((answer) => self.postMessage(answer));
+else main().catch((error: unknown) => tell({ kind: "ended", how: "broken", message: messageOf(error) }));
