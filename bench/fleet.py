@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.machine import describe_device
+from edge_runtime.machine import describe_device, load_average
 from embrace.client import Client
 from embrace.demo.fleet import SHIPPED
 from embrace.demo.processes import COORDINATOR, Processes, served_at
@@ -126,8 +126,8 @@ class _Run:
     def _measure(self, admin: Client) -> FleetRow:
         self._join(admin)
         file = self.folder / "job.toml"
-        file.write_text(JOB.format(bundle=SHIPPED / "model", rounds=self.rounds, steps=self.steps))
-        before, began = os.getloadavg()[0], time.monotonic()
+        file.write_text(JOB.format(bundle=(SHIPPED / "model").as_posix(), rounds=self.rounds, steps=self.steps))
+        before, began = load_average(), time.monotonic()
         with _slowed([self.processes.running[name].pid for name in self.slow]):
             job = admin.create(file)
             self._follow(admin, job)
@@ -141,7 +141,7 @@ class _Run:
             sum(row["summary"]["updates"] for row in rows),
             kinds.count("DeviceBenched"),
             kinds.count("TaskFailed"),
-            (before, os.getloadavg()[0]),
+            (before, load_average()),
         )
 
     def _serve(self) -> Client:
@@ -182,7 +182,7 @@ class _Run:
                 version, moved = found["version"], time.monotonic()
                 self.progress(f"rounds of {self.luck.name}", version, self.rounds)
             for victim in _at_work(found, self._ids(admin, doomed)) if len(self.killed) - len(doomed) < version else ():
-                self.processes.running[victim].send_signal(signal.SIGKILL)
+                self.processes.running[victim].kill()
                 doomed.remove(victim)
                 break
             if time.monotonic() - moved > STANDS_STILL:
@@ -221,6 +221,8 @@ def _wait(ready: Callable[[], Any], seconds: float, why: str) -> Any:
 @contextmanager
 def _slowed(processes: Collection[int]) -> Iterator[None]:
     """Let processes run for a small part of the time only while the block runs."""
+    if processes and not hasattr(signal, "SIGSTOP"):
+        raise EmbraceError("slow devices are stopped and continued by signals, which this system does not have")
     over = threading.Event()
 
     def turn() -> None:

@@ -36,4 +36,4 @@ def family_cpu(root: int, *, without_root: bool = False) -> float:
     for pid in family(root) - ({root} if without_root else set()):
         with contextlib.suppress(OSError):
             total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
+    return total / os.sysconf("SC_CLK_TCK") if total else 0.0

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.system import HERE
 from federation.errors import EmbraceError
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")  # of the environment
@@ -51,11 +52,12 @@ def score(request: Evaluation) -> dict[str, Any]:
                 input=json.dumps(given),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=request.seconds,
                 check=False,
                 cwd=folder,
                 env={**own, "TMPDIR": folder, "HOME": folder},
-                start_new_session=True,  # Ctrl-C is the coordinator's, which finishes what it scores
+                **HERE.own_group,  # Ctrl-C is the coordinator's, which finishes what it scores
             )
         except subprocess.TimeoutExpired:
             return {"error": f"scoring took more than the {request.seconds:g} s allowed (setting evaluation_seconds)"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,12 +31,18 @@ def _processor() -> str:
     board = _read("/proc/device-tree/model").strip("\0 \n")
     lines = [line.partition(":") for line in _read("/proc/cpuinfo").splitlines()]
     named = {key.strip(): value.strip() for key, _, value in lines}
-    return board or named.get("model name") or named.get("Hardware") or platform.processor() or platform.machine()
+    found = board or named.get("model name") or named.get("Hardware")
+    return found or _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 def core_count() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_average() -> float:
+    """Return how many processes wanted to run in the last minute; not a number where the system does not say so."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else math.nan
 
 
 def _memory() -> str:
@@ -55,6 +63,14 @@ def _version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
+        return ""
+
+
+def _said(*command: str) -> str:
+    """Return what a program prints; nothing where there is no such program, or it fails (sysctl is macOS's)."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
 
 

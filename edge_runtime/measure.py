@@ -37,7 +37,8 @@ from federation.space import Vector
 TIMEOUT = 3600
 RULES: tuple[LocalRule, ...] = (WeightDecay(1e-4), Momentum(0.9))
 RATE = 1e-3
-_KILLED = (-6, -9, 134, 137)  # SIGABRT: memory ran out where the runtime does not catch it
+# SIGABRT: memory ran out where the runtime does not catch it. On Windows STATUS_NO_MEMORY, and what abort() ends with.
+_KILLED = (-6, -9, 134, 137, 0xC0000017, 0xC0000409)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def in_fresh_process(
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=TIMEOUT,
                 cwd=Path(__file__).resolve().parents[1],
                 env={**os.environ, "TMPDIR": folder},

@@ -1,7 +1,8 @@
 """What operating systems do differently, a class for each; `HERE` is the one that this process runs on.
 
 Linux, macOS and Windows differ in locks, in what may happen to a file that is open, in how a folder is flushed and how
-blocks are given back, in the limit of open files, and in how they count memory. Other modules ask `HERE`.
+blocks are given back, in the limit of open files, in groups of processes, and in how they count memory. Other modules
+ask `HERE`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 _TASK_VM_INFO = 22  # of task_info
 _LOCKED_BYTE = 1 << 30  # far behind the content: on Windows the bytes of a lock cannot be read
+_NEW_PROCESS_GROUP = 0x200  # of CreateProcess
 BY_THE_MACHINE = "free memory of the machine"
 
 
@@ -34,6 +39,10 @@ class System(Protocol):
     """What is asked of an operating system."""
 
     removes_open_files: bool  # also those that are mapped; and they can be replaced
+    own_group: Mapping[str, Any]  # options of Popen: Ctrl-C is for this process, which ends the new one in its order
+
+    def end_group(self, process: int) -> None:
+        """End a process that was started with `own_group`, and all that it started."""
 
     def lock(self, descriptor: int) -> bool:
         """Lock an open file until it is closed; False if another process has it, OSError if there are no locks."""
@@ -58,9 +67,14 @@ class Linux:
     """Linux, Android too. Memory is read from /proc (memory.py)."""
 
     removes_open_files = True
+    own_group: Mapping[str, Any] = MappingProxyType({"start_new_session": True})
 
     def __init__(self, libc: Any = None) -> None:
         self.libc = libc or ctypes.CDLL(None, use_errno=True)
+
+    def end_group(self, process: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
 
     def lock(self, descriptor: int) -> bool:
         fcntl = import_module("fcntl")
@@ -169,10 +183,14 @@ class Windows:
     """A folder cannot be flushed there, and what is open or mapped can be neither removed nor replaced."""
 
     removes_open_files = False
+    own_group: Mapping[str, Any] = MappingProxyType({"creationflags": _NEW_PROCESS_GROUP})
 
     def __init__(self, kernel32: Any = None, msvcrt: Any = None) -> None:
         self.kernel32 = kernel32 or ctypes.CDLL("kernel32")
         self.msvcrt = msvcrt or import_module("msvcrt")
+
+    def end_group(self, process: int) -> None:
+        subprocess.run(["taskkill", "/F", "/T", "/PID", str(process)], capture_output=True, check=False)
 
     def lock(self, descriptor: int) -> bool:
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)

@@ -43,7 +43,7 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
                 file.write(np.ascontiguousarray(trained, "<f4").data)
                 flush(file)
             new = replace(manifest, weights=file_ref(draft, manifest.weights.name))
-            (draft / MANIFEST_NAME).write_text(dumps(new))
+            (draft / MANIFEST_NAME).write_bytes(dumps(new).encode())
             if out.exists():
                 out.rmdir()
             draft.rename(out)

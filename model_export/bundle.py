@@ -224,7 +224,7 @@ def _write(
     progress("done", total, total)
     named = {tier: boundary_name(layers, cut) for tier, cut in tiers.items()}
     manifest = replace(plain, boundaries=tuple(boundaries), tiers=named, notes=tuple(notes))
-    (directory / MANIFEST_NAME).write_text(dumps(manifest), "utf-8")
+    (directory / MANIFEST_NAME).write_bytes(dumps(manifest).encode())  # as text Windows would end lines otherwise
     return manifest
 
 

@@ -20,6 +20,7 @@ from edge_runtime import system
 
 MISSING_MODULES = ("fcntl", "resource", "pwd", "grp", "termios")
 MISSING_FUNCTIONS = ("O_DIRECTORY", "fork", "posix_fallocate", "sched_getaffinity", "sysconf", "getuid", "fchmod")
+MISSING_FUNCTIONS += ("getloadavg", "killpg", "setsid", "getpgid", "nice", "mkfifo")
 
 
 def locking(descriptor: int, mode: int, size: int) -> None:
@@ -50,7 +51,9 @@ class Kernel32:
 
 def windows(*memory: int) -> system.Windows:
     """Make a Windows whose locks are real, and which has this much memory."""
-    return system.Windows(Kernel32(*memory), SimpleNamespace(LK_NBLCK=2, locking=locking))
+    made = system.Windows(Kernel32(*memory), SimpleNamespace(LK_NBLCK=2, locking=locking))
+    made.own_group = {}  # POSIX refuses creation flags
+    return made
 
 
 def in_use(path: Any) -> bool:

@@ -34,6 +34,7 @@ from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.choose import open_step
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
+from edge_runtime.machine import load_average
 from edge_runtime.measure import RATE, RULES, random_inputs, random_labels_of
 from federation.axes.local import LocalStep, Start, runs
 from federation.errors import InputError
@@ -148,7 +149,7 @@ def bench_browser(
 ) -> BrowserReport:
     """Time the boundaries of bundles or models in a browser and natively."""
     executable = find_browser(chromium)
-    report = BrowserReport([], {}, [], [], [], [os.getloadavg()[0]])
+    report = BrowserReport([], {}, [], [], [], [load_average()])
     for reference in references:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -156,7 +157,7 @@ def bench_browser(
             case = _Case(subject, batch, {boundary.name for boundary, _ in subject.places(boundaries)})
             browser = stack.enter_context(Browser.open(executable, case, folder / "profile"))
             _measure(report, case, browser, threads, software_gpu, subject.places(boundaries), rounds, progress)
-    report.load.append(os.getloadavg()[0])
+    report.load.append(load_average())
     return report
 
 

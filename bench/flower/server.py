@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.flower_python import FlowerMissing
+from edge_runtime.system import HERE
 
 LIMIT = 300.0  # seconds for everything
 MOST_DEVICES = 32  # every one of them is a process of 100 MB
@@ -180,15 +180,14 @@ class _Runner:
                 stdout=log,
                 stderr=log,
                 env={**kept, **home},
-                start_new_session=True,
+                **HERE.own_group,
             )
         self._stack.callback(_end, process)
         return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    HERE.end_group(process.pid)
     process.wait()
 
 

@@ -6,13 +6,12 @@ order of its own. Measured are all processes, Ray's included.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 from bench.flower_python import FlowerMissing
+from edge_runtime.system import HERE
 
 LIMIT = 1800.0  # seconds for everything
 PROGRAM = """
@@ -113,15 +112,14 @@ def run_flower_simulation(python: Path, root: Path, folder: Path) -> None:
             stdout=log,
             stderr=log,
             env=environment,
-            start_new_session=True,
+            **HERE.own_group,
         )
     try:
         process.wait(LIMIT)
     except subprocess.TimeoutExpired:
         raise FlowerMissing(f"no result after {LIMIT:g} seconds") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        HERE.end_group(process.pid)
         process.wait()
     if not (folder / "flower.json").exists():
         words = (folder / "flower.log").read_text(errors="replace").strip().splitlines()

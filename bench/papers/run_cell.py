@@ -63,7 +63,7 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> s
     """Do a run, or the rest of it; returns why it failed. A run that diverged is a result, too."""
     folder = runs / spec.folder
     if (folder / FAILED).is_file():
-        return (folder / FAILED).read_text()
+        return (folder / FAILED).read_text("utf-8")
     plan = plan_from(spec.whole_job)
     fleet = open_fleet(plan, bundle, _data(fleet_table(plan, {}).dataset, data_dir))
     options = replace(Options(workers=1, pool=InlinePool, stop_at=spec.stop_at), **dict[str, Any](spec.every))
@@ -72,7 +72,7 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> s
     except EmbraceError as error:
         if "use a smaller rate" not in str(error):
             raise
-        (folder / FAILED).write_text(str(error))
+        (folder / FAILED).write_text(str(error), "utf-8")
         return str(error)
     return None
 

@@ -7,6 +7,7 @@ command and a part that is not installed answers with the extra to install.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     EMBRACE_DEBUG=1 shows the traceback of an expected error too.
     """
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a name that the encoding lacks (a pipe on Windows) is no reason to end
+        sys.stdout.reconfigure(errors="replace")
     try:
         app(args=arguments, prog_name="embrace")
     except KeyboardInterrupt:

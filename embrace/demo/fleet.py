@@ -364,7 +364,7 @@ class Fleet:
 
 def _device_result(manifest: Manifest, member: DemoAgent, share: Digits, fleet: Fleet, alone: float) -> DeviceResult:
     boundary = manifest.boundary(member.tier)
-    lines = fleet.processes.output(member.name).read_text().splitlines()
+    lines = fleet.processes.output(member.name).read_text("utf-8").splitlines()
     reports = [json.loads(line) for line in lines if line.startswith("{")]
     seconds: dict[str, float] = {}
     for report in reports:

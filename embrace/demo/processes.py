@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from edge_runtime.system import HERE
+
 COORDINATOR = "coordinator"  # the name of its process and of its directory
 GOODBYE = 2.0  # seconds for a process to end
 # `embrace`, as a device has it: without torch and onnx, which onnxruntime-training loads wherever it finds them, and
@@ -43,7 +45,7 @@ class Processes:
                     process.wait()
 
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start `embrace ARGUMENTS` in a session of its own: Ctrl-C is for the demo, which ends the others in order."""
+        """Start `embrace ARGUMENTS` in a group of its own: Ctrl-C is for the demo, which ends the others in order."""
         root = str(Path(__file__).resolve().parents[2])
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("EMBRACE_")}
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -53,8 +55,8 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                start_new_session=True,
-                env={**inherited, "PYTHONPATH": path, **environment},
+                env={**inherited, "PYTHONPATH": path, "PYTHONUTF8": "1", **environment},
+                **HERE.own_group,
             )
         return self.running[name]
 
@@ -75,7 +77,7 @@ class Processes:
 
     def last_words(self, name: str) -> str:
         """Return the last line of a log."""
-        lines = self.log(name).read_text(errors="replace").strip().splitlines()
+        lines = self.log(name).read_text("utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
@@ -95,5 +97,5 @@ def undisturbed() -> Iterator[None]:
 
 def served_at(output: Path) -> str | None:
     """Read a coordinator's address from its output."""
-    lines = output.read_text().splitlines() if output.is_file() else []
+    lines = output.read_text("utf-8").splitlines() if output.is_file() else []
     return next((line.split()[1] for line in lines if line.startswith("coordinator: ")), None)

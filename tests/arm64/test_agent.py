@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.bundle_files import map_weights
+from federation.benchmark import Benchmark
+from federation.decode import decode
 from tests.stock_python import ROOT
 from tests.two_devices import BUNDLE, EMBRACE, MANIFEST, PATIENCE, train, write_data
 
@@ -40,13 +42,16 @@ def test_a_budget_is_held_by_a_trial_step(arm_python: Path, tmp_path: Path) -> N
     assert told["memory"]["measured"], "no trial step ran"
 
 
-def test_a_step_is_measured_in_a_process_of_its_own(arm_python: Path) -> None:
-    """Which is `sys.executable`: the emulated interpreter again."""
-    program = "from edge_runtime.measure import Case, measure; import json, sys, platform; "
-    program += "print(json.dumps([platform.machine(), measure(Case(*sys.argv[1:], batch=2)).training]))"
-    machine, seconds = json.loads(run(arm_python, "-c", program, BUNDLE, MANIFEST.tiers["weak"]))
-    assert machine == "aarch64"
-    assert len(seconds) == 3
+def test_a_device_is_measured_in_processes_of_their_own(arm_python: Path) -> None:
+    """Which are `sys.executable`: the emulated interpreter again."""
+    quick = ("--batch", "2", "--iterations", "1", "--json")
+    found = decode(
+        Benchmark, json.loads(run(arm_python, "-m", "embrace", "device", "bench", BUNDLE, *quick)), defaults=True
+    )
+    found.check_bundle(MANIFEST)
+    assert "aarch64" in found.system
+    assert [tier for cost in found.costs for tier in cost.tiers] == list(MANIFEST.tiers)
+    assert all(cost.seconds is not None and cost.seconds.training > 0 for cost in found.costs)
 
 
 def run(*command: str | Path) -> str:

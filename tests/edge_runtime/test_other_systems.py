@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime import files, memory
+from edge_runtime import files, machine, memory
 from edge_runtime.memory import PeakMeter, available_memory, current_memory
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.system import Linux, MacOS, Windows, this_system
@@ -188,3 +188,48 @@ def test_each_platform_has_its_class() -> None:
     assert type(this_system("darwin")) is MacOS
     with pytest.raises((OSError, InputError, ModuleNotFoundError)):  # there is no kernel32 to load here
         this_system("win32")
+
+
+def test_a_group_of_processes_ends_whole(tmp_path: Path) -> None:
+    """A process in a group of its own, and one that it started: both are gone."""
+    here = this_system()
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; sys.stdin.read()'])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **here.own_group
+    ) as process:
+        assert os.getpgid(process.pid) != os.getpgid(0)
+        here.end_group(process.pid)
+        assert process.stdout is not None and process.stdout.read() == b""  # the end of it: no process has it any more
+        here.end_group(process.pid)
+    assert process.returncode == -9
+
+
+def test_a_group_of_processes_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "said"
+    script = tmp_path / "taskkill"
+    script.write_text(f'#!/bin/sh\necho "$@" > {said}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert Windows.own_group == {"creationflags": 0x200}  # CREATE_NEW_PROCESS_GROUP
+    windows(0, 0, 0, 0, 0).end_group(4711)
+    assert said.read_text().split() == ["/F", "/T", "/PID", "4711"]
+
+
+def test_the_processor_on_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "sysctl"
+    script.write_text('#!/bin/sh\n[ "$*" = "-n machdep.cpu.brand_string" ] && echo "Apple M2"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.describe_device()["processor"] == "Apple M2"
+    script.unlink()
+    assert machine.describe_device()["processor"]
+
+
+def test_a_screen_that_lacks_letters_gets_others() -> None:
+    """As a pipe on Windows, whose encoding has a few hundred letters."""
+    command = [*EMBRACE, "inspect", str(ROOT / "embrace" / "demo" / "digits" / "model")]
+    own = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run(command, env=own, capture_output=True, cwd=ROOT)
+    assert found.returncode == 0, found.stderr
+    assert b"1?8?8" in found.stdout

@@ -267,12 +267,14 @@ export async function sha256(bytes: Bytes): Promise<string> {
 async function bounded(response: Response, most: number): Promise<Bytes> {
   const parts: Uint8Array[] = [];
   let size = 0;
-  if (response.body !== null) {
-    for await (const part of response.body) {
-      size += part.length;
-      if (size > most) throw new EmbraceError(`the coordinator's answer goes on after ${most} bytes`);
-      parts.push(part);
+  const reader = response.body?.getReader(); // Safari cannot iterate over a body
+  for (let next = await reader?.read(); next !== undefined && !next.done; next = await reader!.read()) {
+    size += next.value.length;
+    if (size > most) {
+      void reader!.cancel();
+      throw new EmbraceError(`the coordinator's answer goes on after ${most} bytes`);
     }
+    parts.push(next.value);
   }
   const found = new Uint8Array(size);
   let done = 0;
