@@ -25,7 +25,7 @@ from edge_runtime.activations import ActivationStore, StoredType
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Profile, RuntimeSettings
+from edge_runtime.engine.session import Profile, RuntimeSettings, give_back_memory
 from edge_runtime.engine.trace import divide
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
@@ -37,6 +37,7 @@ from federation.space import Vector
 TIMEOUT = 3600
 RULES: tuple[LocalRule, ...] = (WeightDecay(1e-4), Momentum(0.9))
 RATE = 1e-3
+ANY_WEIGHT = 0.01
 # SIGABRT: memory ran out where the runtime does not catch it. On Windows STATUS_NO_MEMORY, and what abort() ends with.
 _KILLED = (-6, -9, 134, 137, 0xC0000017, 0xC0000409)
 
@@ -56,6 +57,7 @@ class Case:
     whole_round: bool = False  # the frozen layers and the stored activations, too
     stored_as: StoredType = "float32"
     divide: bool = True  # find out how a step divides into forward and backward
+    weights: bool = True  # those of the bundle; False: only the training graph is here, and any number serves
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def measure_here(case: Case) -> Measurement:
     settings = RuntimeSettings(case.threads, profile=case.profile)
     entry = manifest.layers[boundary.layer].input
     frozen = range(boundary.layer) if case.whole_round else range(0)
-    _warm_runtime(directory, manifest, settings)
+    _warm_runtime(case, directory, manifest, settings)
     idle = current_memory()
     forward: list[float] = []
     io: list[float] = []
@@ -175,9 +177,11 @@ def measure_here(case: Case) -> Measurement:
         load += time.perf_counter() - began
         x = random_inputs(entry, case.batch, manifest.vocabulary)
         labels = random_labels_of(manifest, case.batch)
-        weights = _weights(directory, manifest, boundary)
-        step.parameters[:] = weights
-        start = Start(step.parameters, case.iterations, RATE, received=weights)
+        received = _weights(directory, manifest, boundary) if case.weights else None
+        step.parameters[:] = ANY_WEIGHT if received is None else received
+        start = Start(
+            step.parameters, case.iterations, RATE, received=step.parameters if received is None else received
+        )
         local = LocalStep(RULES, start, *runs(boundary.space(manifest), boundary.layer))
         training: list[float] = []
         optimiser: list[float] = []
@@ -219,10 +223,13 @@ def _timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _warm_runtime(directory: Path, manifest: Manifest, settings: RuntimeSettings) -> None:
-    """Run the last layer once on one sample: what the runtime itself needs counts as idle."""
+def _warm_runtime(case: Case, directory: Path, manifest: Manifest, settings: RuntimeSettings) -> None:
+    """Get the runtime ready: what it needs itself counts as idle. By the last layer on one sample, if that is here."""
     last = manifest.layers[-1]
-    LayerForward(directory / last.forward.name, settings)(random_inputs(last.input, 1, manifest.vocabulary))
+    if case.weights:
+        LayerForward(directory / last.forward.name, settings)(random_inputs(last.input, 1, manifest.vocabulary))
+    else:
+        give_back_memory()  # as an agent does before its tasks
 
 
 def random_inputs(spec: TensorSpec, count: int, vocabulary: int | None) -> np.ndarray[Any, Any]:

@@ -32,7 +32,16 @@ from edge_runtime.engine.choose import EngineName, choose_engine, open_step
 from edge_runtime.engine.session import RUNTIME, RuntimeSettings
 from edge_runtime.engine.trace import divide
 from edge_runtime.files import replacing
-from edge_runtime.measure import OUT_OF_MEMORY_EXIT, RATE, RULES, Case, measure, random_inputs, random_labels_of
+from edge_runtime.measure import (
+    ANY_WEIGHT,
+    OUT_OF_MEMORY_EXIT,
+    RATE,
+    RULES,
+    Case,
+    measure,
+    random_inputs,
+    random_labels_of,
+)
 from edge_runtime.memory import Memory, PeakMeter, anonymous_memory, current_memory
 from federation.axes.local import LocalStep, Start, runs
 from federation.capacity import FLOAT_BYTES, MeasuredNeed, predicted_peak
@@ -135,6 +144,7 @@ def attempt(told: Conditions, boundary: Boundary, engine: EngineName, place: Pat
             found = _in_copy(lambda tell: _steps(told, boundary, engine, idle, tell), told.limit, what, place)
             return Trial(found["anonymous"], found.get("forward_share"), found["step_seconds"])
     case = Case(str(told.directory), boundary.name, engine, told.batch, told.settings.threads, iterations=STEPS)
+    case = replace(case, weights=False)  # they come with the task
     measured = measure(case, place)
     more = FLOAT_BYTES * told.vectors * told.manifest.weights_of(boundary)
     anonymous = measured.memory.get("anonymous", predicted_peak(told.manifest, boundary, told.batch))
@@ -149,7 +159,7 @@ def _steps(told: Conditions, boundary: Boundary, engine: EngineName, idle: Memor
     labels = random_labels_of(manifest, told.batch)
     with PeakMeter(idle) as meter:
         step = open_step(told.directory, manifest, boundary, engine, told.settings)
-        step.parameters.fill(0.01)
+        step.parameters.fill(ANY_WEIGHT)
         start = Start(step.parameters, STEPS, RATE, received=step.parameters)
         local = LocalStep(RULES, start, *runs(boundary.space(manifest), boundary.layer))
         for number in range(STEPS):

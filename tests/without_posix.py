@@ -79,7 +79,9 @@ def guarded(call: Callable[..., None], which: int) -> Callable[..., None]:
 
 
 def forget_posix() -> None:
-    """Take away what Windows lacks."""
+    """Take away what Windows lacks, from the processes of a demo, too."""
+    from embrace.demo import processes
+
     system.HERE = windows(60 << 20, 70 << 20, 50 << 20, 4 << 30, 8 << 30)
     for name in MISSING_FUNCTIONS:
         delattr(os, name)
@@ -91,11 +93,12 @@ def forget_posix() -> None:
 
     for name in ("_STATUS", "_STATM", "_CLEAR"):
         setattr(memory, name, Path("no/proc/here"))
+    processes.PROGRAM = f"from tests.without_posix import forget_posix; forget_posix(); {processes.PROGRAM}"
+    sys.modules.update(dict.fromkeys(MISSING_MODULES))
 
 
 if __name__ == "__main__":
     from embrace.cli.main import main
 
     forget_posix()
-    sys.modules.update(dict.fromkeys(MISSING_MODULES))
     main()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -15,12 +17,15 @@ import numpy as np
 import pytest
 
 from edge_runtime import files, machine, memory
+from edge_runtime.bundle_files import read_manifest
 from edge_runtime.memory import PeakMeter, available_memory, current_memory
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.system import Linux, MacOS, Windows, this_system
+from edge_runtime.trial import Conditions, attempt
 from federation.errors import InputError
+from federation.manifest import MANIFEST_NAME
 from tests.stock_python import ROOT
-from tests.two_devices import EMBRACE, train, write_data
+from tests.two_devices import BUNDLE, EMBRACE, PATIENCE, train, write_data
 from tests.without_posix import in_use, windows
 
 MB = 1 << 20
@@ -67,6 +72,17 @@ def test_a_job_on_a_system_without_posix_ends_with_the_same_bits(tmp_path: Path)
     assert (found.view(np.uint32) == expected.view(np.uint32)).all()
     assert all(report["lost_state"] is False for told in reports.values() for report in told)
     assert all(report["memory"]["anonymous"] == 0 for told in reports.values() for report in told), "counted by /proc"
+
+
+@pytest.mark.slow
+def test_the_demo_runs_on_a_system_without_posix() -> None:
+    """Its coordinator and its agents, too; one of them is killed on the way."""
+    command = [*WITHOUT_POSIX, "demo", "--rounds", "3", "--json"]
+    found = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE)
+    assert found.returncode == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert [row["round"] for row in told["rounds"]] == [0, 1, 2, 3]
+    assert told["rounds"][-1]["accuracy"] > told["rounds"][0]["accuracy"]
 
 
 def test_a_lock_of_windows_keeps_other_processes_out(on_windows: Windows, tmp_path: Path) -> None:
@@ -233,3 +249,14 @@ def test_a_screen_that_lacks_letters_gets_others() -> None:
     found = subprocess.run(command, env=own, capture_output=True, cwd=ROOT)
     assert found.returncode == 0, found.stderr
     assert b"1?8?8" in found.stdout
+
+
+def test_a_trial_in_a_fresh_process_needs_the_training_graph_alone(tmp_path: Path) -> None:
+    """An agent without fork (and one that has trained before) tries a bundle whose layers and weights come later."""
+    whole = read_manifest(BUNDLE)
+    boundary = whole.boundary(whole.tiers["weak"])
+    assert boundary.train is not None
+    for name in (MANIFEST_NAME, boundary.train.name):
+        shutil.copyfile(BUNDLE / name, tmp_path / name)
+    found = attempt(Conditions(tmp_path, whole, batch=4), boundary, "portable")
+    assert found.anonymous > 0 and found.step_seconds > 0
