@@ -33,7 +33,13 @@ class Headline:
             if data is not None and (ours := self._ours(data)):
                 seeds, old = len(data["seeds"]), missed(self.table, data.get("edition", 0))
                 verdict = "run before a change" if old else self._verdict(data)
-                return [*self._told, ours, f"{scale}, {seeds} seeds", verdict, self._full(scale)]
+                return [
+                    *self._told,
+                    ours,
+                    f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}",
+                    verdict,
+                    self._full(scale),
+                ]
         return [*self._told, "–", "–", NOT_RUN, self._full("")]
 
     @property
