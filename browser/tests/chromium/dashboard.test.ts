@@ -8,7 +8,7 @@ import { gzipSync } from "node:zlib";
 import { unzipSync } from "fflate";
 import jsQR from "jsqr";
 import type { BrowserContextOptions, Page } from "playwright-core";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { afterEach, beforeEach, expect, test, vi } from "vitest";
 
 import { printable } from "../../src/federation/printable.ts";
 import { bundlePath, Coordinator, picture, PYTHON, ROOT, stopped, until, Workshop } from "./fleet.ts";
@@ -16,7 +16,10 @@ import { bundlePath, Coordinator, picture, PYTHON, ROOT, stopped, until, Worksho
 const DESKTOP: BrowserContextOptions = { viewport: { width: 1280, height: 960 }, acceptDownloads: true };
 const PHONE: BrowserContextOptions = { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2 };
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const PATIENCE = 240_000; // milliseconds until something that should happen is given up
 let workshop: Workshop;
+
+vi.setConfig({ testTimeout: 4 * PATIENCE }); // a limit, on a machine that does other things
 
 beforeEach(() => {
   workshop = new Workshop();
@@ -34,6 +37,7 @@ class Watched {
 
   static async open(coordinator: Coordinator, options: BrowserContextOptions = DESKTOP): Promise<Watched> {
     const page = await (await workshop.open(undefined, options)).newPage();
+    page.setDefaultTimeout(PATIENCE);
     const made = new Watched(page, coordinator);
     page.on("console", (message) => message.type() === "error" && !/status of 40[014] /.test(message.text()) && made.complaints.push(message.text()));
     page.on("pageerror", (error) => made.complaints.push(String(error)));
