@@ -53,6 +53,7 @@ FLAGS = (
 )
 TIMEOUT = 900  # seconds for one order: exporting is not among them
 WARM_UP = 2
+IN_A_ROW = 5  # steps of a turn: giving an order costs the browser some milliseconds of processor time, too
 SEED = 1
 TOLERANCE = 1e-4  # of the first loss, against the native one
 
@@ -61,13 +62,13 @@ Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What one step took, in milliseconds."""
+class Turn:
+    """What some steps in a row took, in milliseconds."""
 
-    loss: float
-    step: float
-    rule: float
-    processor: float  # of all threads
+    loss: float  # of the first
+    steps: list[float]
+    rules: list[float]
+    processor: float  # of all threads, together
 
 
 class NoBrowser(InputError):
@@ -127,6 +128,12 @@ class BrowserReport:
     notes: list[str]
     load: list[float]  # of the machine, before and after
 
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> BrowserReport:
+        """Read what `--json` printed."""
+        lists = {"timings": [Timing(**t) for t in facts["timings"]], "first": [FirstBatch(**f) for f in facts["first"]]}
+        return cls(**{**facts, **lists})
+
 
 def find_browser(wanted: str | None) -> str:
     """Find a Chromium, or the one that is asked for."""
@@ -142,7 +149,7 @@ def bench_browser(
     batch: int = 32,
     threads: int = 2,
     boundaries: str = "tiers",
-    rounds: int = 10,
+    rounds: int = 6,
     chromium: str | None = None,
     software_gpu: bool = False,
     progress: Progress = lambda what, done, total: None,
@@ -175,17 +182,18 @@ def _measure(
     report.columns = [column.name for column in columns]
     for number, (boundary, tiers) in enumerate(places):
         timing = Timing(case.manifest.name, boundary.name, tiers, case.batch, case.parameters[boundary.name].size)
-        steps = dict(_opened(case, browser, columns, boundary, report))
+        turns = dict(_opened(case, browser, columns, boundary, report))
         for turn in range(-WARM_UP, rounds):
             progress(f"{case.manifest.name} {boundary.name}", number * rounds + max(turn, 0), len(places) * rounds)
-            names = list(steps)
+            names = list(turns)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                spent = steps[name]()
+                taken = turns[name]()
                 if turn >= 0:
-                    timing.steps.setdefault(name, []).append(spent.step)
-                    timing.rules.setdefault(name, []).append(spent.rule)
-                    timing.processor[name] = timing.processor.get(name, 0.0) + spent.processor / rounds
-        timing.heaps = {name: browser.heaps[name] for name in steps if name in browser.heaps}
+                    timing.steps.setdefault(name, []).extend(taken.steps)
+                    timing.rules.setdefault(name, []).extend(taken.rules)
+                    share = taken.processor / rounds / IN_A_ROW
+                    timing.processor[name] = timing.processor.get(name, 0.0) + share
+        timing.heaps = {name: browser.heaps[name] for name in turns if name in browser.heaps}
         report.timings.append(timing)
 
 
@@ -214,12 +222,12 @@ def _columns(report: BrowserReport, found: Answer, threads: int, software_gpu: b
     return columns
 
 
-Step = Callable[[], Spent]
+TakeTurn = Callable[[], Turn]
 
 
 def _opened(
     case: _Case, browser: Browser, columns: Sequence[Column], boundary: Boundary, report: BrowserReport
-) -> Iterator[tuple[str, Step]]:
+) -> Iterator[tuple[str, TakeTurn]]:
     """Open a boundary in each column that can run it, and check that all do the same work: the same loss.
 
     A runtime's memory never shrinks, so every boundary gets a fresh one.
@@ -227,16 +235,16 @@ def _opened(
     expected: float | None = None
     for column in columns:
         if column.provider == "native":
-            step = case.native(boundary, column.threads)
-            loss = step().loss
+            native = case.native(boundary, column.threads)
+            loss = native().loss
             expected = loss if expected is None else expected
-            yield column.name, step
+            yield column.name, native
             continue
         where = f"{case.manifest.name} {boundary.name}, {column.name}"
         try:
             browser.ask(do="load", column=column.name, threads=column.threads, provider=column.provider)
             browser.ask(do="open", column=column.name, bundle="/bundle", boundary=boundary.name, batch=case.batch)
-            answer = browser.ask(do="step", column=column.name, rate=RATE)
+            answer = browser.ask(do="step", column=column.name, rate=RATE, count=1)
         except NoBrowser as error:
             report.notes.append(f"{where}: {error}")
             continue
@@ -248,7 +256,7 @@ def _opened(
         if expected is None or not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
             report.notes.append(f"{where}: loss {loss}, native {expected}; not timed")
             continue
-        yield column.name, partial(browser.step, column.name)
+        yield column.name, partial(browser.turn, column.name)
 
 
 class _Case:
@@ -267,19 +275,24 @@ class _Case:
         self.inputs = {boundary.name: entering[boundary.layer] for boundary in chosen}
         self.parameters = {b.name: vector[self.manifest.space.suffix(b.layer)] for b in chosen if b.narrow is None}
 
-    def native(self, boundary: Boundary, threads: int) -> Callable[[], Spent]:
+    def native(self, boundary: Boundary, threads: int) -> TakeTurn:
         """Open the native step."""
         step = open_step(self.directory, self.manifest, boundary, "portable", RuntimeSettings(threads))
         step.parameters[:] = self.parameters[boundary.name]
         local = LocalStep(RULES, Start(step.parameters, 1, RATE), *runs(boundary.space(self.manifest), boundary.layer))
 
-        def run() -> Spent:
-            before, began = time.process_time(), time.perf_counter()
-            loss = step.run(self.inputs[boundary.name], self.labels, SEED)
-            ran = time.perf_counter()
-            local.step(step.gradients, RATE)
-            ended, after = time.perf_counter(), time.process_time()
-            return Spent(loss, 1e3 * (ran - began), 1e3 * (ended - ran), 1e3 * (after - before))
+        def run() -> Turn:
+            times = [(0.0, 0.0)] * IN_A_ROW
+            losses = [0.0] * IN_A_ROW
+            before = time.process_time()
+            for number in range(IN_A_ROW):
+                began = time.perf_counter()
+                losses[number] = step.run(self.inputs[boundary.name], self.labels, SEED)
+                ran = time.perf_counter()
+                local.step(step.gradients, RATE)
+                times[number] = (1e3 * (ran - began), 1e3 * (time.perf_counter() - ran))
+            spent = 1e3 * (time.process_time() - before)
+            return Turn(losses[0], [graph for graph, _ in times], [rule for _, rule in times], spent)
 
         return run
 
@@ -340,10 +353,11 @@ class Browser:
             self.heaps[order["column"]] = int(answer["heap"])
         return answer
 
-    def step(self, column: str) -> Spent:
+    def turn(self, column: str) -> Turn:
         before = family_cpu(self.process.pid)
-        answer = self.ask(do="step", column=column, rate=RATE)
-        return Spent(answer["loss"], answer["step"], answer["rule"], 1e3 * (family_cpu(self.process.pid) - before))
+        answer = self.ask(do="step", column=column, rate=RATE, count=IN_A_ROW)
+        spent = 1e3 * (family_cpu(self.process.pid) - before)
+        return Turn(answer["loss"], answer["steps"], answer["rules"], spent)
 
     def memory(self) -> int | None:
         return family_memory(self.process.pid)

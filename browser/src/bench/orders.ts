@@ -20,6 +20,7 @@ export interface Step {
   readonly do: "step";
   readonly column: string;
   readonly rate: number;
+  readonly count: number; // in a row
 }
 
 export type WorkerOrder = Load | Open | Step;

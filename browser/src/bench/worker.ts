@@ -57,11 +57,16 @@ async function open(order: Open): Promise<Answer> {
 
 async function run(order: Step): Promise<Answer> {
   const { step, local, batch } = opened!;
-  const began = performance.now();
-  const loss = await step.run(batch, 1);
-  const ran = performance.now();
-  local.step(step.gradients, order.rate);
-  return { loss, step: ran - began, rule: performance.now() - ran };
+  const [losses, steps, rules]: [number[], number[], number[]] = [[], [], []];
+  for (let number = 0; number < order.count; number++) {
+    const began = performance.now();
+    losses.push(await step.run(batch, 1));
+    const ran = performance.now();
+    local.step(step.gradients, order.rate);
+    steps.push(ran - began);
+    rules.push(performance.now() - ran);
+  }
+  return { loss: losses[0], steps, rules };
 }
 
 async function read(path: string): Promise<Bytes> {

@@ -2,7 +2,7 @@
  * A session whose tensors stay in the runtime's memory: made once, read and written in place, so that a run copies nothing but the
  * batch. onnxruntime-web's own `run` copies every input in and every output out, 26 MB of each for a model of 6.6 million numbers.
  */
-import { EmbraceError } from "../federation/errors.ts";
+import { EmbraceError, OutOfMemory } from "../federation/errors.ts";
 import type { Vector } from "../federation/space.ts";
 import type { DType, Numbers } from "./data/arrays.ts";
 import { runtime, type Instance } from "./runtime.ts";
@@ -113,7 +113,7 @@ export class BoundSession {
 
   private reserve(bytes: number): Block {
     const place = this.instance._malloc(Math.max(1, bytes));
-    if (place === 0) throw new RangeError(`out of memory: ${bytes} bytes`);
+    if (place === 0) throw new OutOfMemory(`not enough memory for ${bytes} bytes`);
     this.blocks.push({ place, bytes });
     return this.blocks.at(-1)!;
   }

@@ -4,11 +4,19 @@ import gpuWasm from "onnxruntime-web/ort-wasm-simd-threaded.jspi.wasm?url&no-inl
 import module from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url&no-inline";
 import wasm from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url&no-inline";
 
-import hold from "./runtime_module.mjs?url&no-inline";
+import { messageOf } from "../federation/errors.ts";
+import type { Note } from "./gpu_step.ts";
 import { loadRuntime, type Runtime } from "./runtime.ts";
+import hold from "./runtime_module.mjs?url&no-inline";
 
-/** Load the runtime in a page's worker. */
-export async function loadForPage(threads: number, withGpu = false): Promise<Runtime> {
-  if (!withGpu) return loadRuntime(await import("onnxruntime-web/wasm"), { hold, module, wasm }, threads);
-  return loadRuntime(await import("onnxruntime-web/jspi"), { hold, module: gpuModule, wasm: gpuWasm }, threads, true);
+/** Load the runtime in a page's worker: the one with WebGPU if it is wanted and starts, else the other. */
+export async function loadForPage(threads: number, withGpu = false, note: Note = () => {}): Promise<Runtime> {
+  if (withGpu) {
+    try {
+      return await loadRuntime(await import("onnxruntime-web/jspi"), { hold, module: gpuModule, wasm: gpuWasm }, threads, true);
+    } catch (error) {
+      note(`WebGPU's runtime does not start, so the other one does: ${messageOf(error)}`);
+    }
+  }
+  return loadRuntime(await import("onnxruntime-web/wasm"), { hold, module, wasm }, threads);
 }

@@ -67,7 +67,12 @@ export class TrainingStep implements GradientStep {
     { provider, vectors }: { provider: Provider; vectors?: Vectors } = { provider: "wasm" },
   ): Promise<TrainingStep> {
     const session = new BoundSession(await trainingSession(graph, provider));
-    return new TrainingStep(session, space, firstLayer, entry, labels, vectors);
+    try {
+      return new TrainingStep(session, space, firstLayer, entry, labels, vectors);
+    } catch (error) {
+      await session.release();
+      throw error;
+    }
   }
 
   /** Run one forward and backward pass; return the loss, leave the gradients in `gradients`. */
@@ -79,7 +84,7 @@ export class TrainingStep implements GradientStep {
       if (this.hasSeed) session.feed("seed", "int64", BigInt64Array.of(BigInt(seed)), []);
       await session.run();
     } catch (error) {
-      if (isOutOfMemory(error)) throw new OutOfMemory(`not enough memory for a training step of ${batch.size} samples`);
+      if (error instanceof OutOfMemory || isOutOfMemory(error)) throw new OutOfMemory(`not enough memory for a training step of ${batch.size} samples`);
       throw new EmbraceError(`a training step failed: ${messageOf(error)}`);
     }
     return this.loss[0]!;

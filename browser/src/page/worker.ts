@@ -49,7 +49,8 @@ async function main(): Promise<void> {
   const [record, data] = [await storage.device.get(SELF), await storage.data.get(SELF)];
   if (record?.device === undefined || data === undefined) throw new Error("this device has not joined yet");
   await removeLeftovers();
-  const { threads } = await loadForPage(record.threads, (await adapterName()) !== undefined);
+  const note = (text: string): void => tell({ kind: "note", text });
+  const { threads } = await loadForPage(record.threads, (await adapterName()) !== undefined, note);
   const idle = heapBytes();
   tell({ kind: "ready", threads });
   const trouble = (why: string): void => tell({ kind: "trouble", why });
@@ -77,7 +78,7 @@ async function main(): Promise<void> {
         holding = undefined;
         tell({ kind: "sent", job, report });
       },
-      note: (text) => tell({ kind: "note", text }),
+      note,
       failed(reason, message) {
         holding = undefined;
         tell({ kind: "failed", reason, message });

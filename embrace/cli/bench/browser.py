@@ -22,7 +22,9 @@ def browser(
     batch: Annotated[int, typer.Option(min=2, max=4096, help="Samples per step.")] = 32,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of the columns with several.")] = 2,
     boundaries: Annotated[str, typer.Option(help="NAME,… or 'tiers' or 'all'.")] = "tiers",
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Steps of each column that count.")] = 10,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Turns of each column that count, five steps each.")
+    ] = 6,
     chromium: Annotated[str | None, typer.Option(help="The browser: a Chromium, Chrome or Edge.")] = None,
     software_gpu: Annotated[bool, typer.Option(help="Time WebGPU also where its adapter is software.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, with every step.")] = False,
@@ -66,12 +68,12 @@ def report_of(found: BrowserReport) -> BenchReport:
     heaps = [(*_names(t), *(megabytes(t.heaps.get(c)) for c in in_page)) for t in found.timings]
     first = [(f.model, f.boundary, f"{f.seconds:.1f}", megabytes(f.bytes), megabytes(f.memory)) for f in found.first]
     what = ("model", "boundary", "tier")
-    rounds = len(found.timings[0].whole(NATIVE))
+    steps = len(found.timings[0].whole(NATIVE))
     batch = found.timings[0].batch
     tables = [
         TextTable(
-            f"One training step, batch {batch}: ms, minimum of {rounds} (of which the local rule); ratios are medians "
-            "over rounds, each compared with itself",
+            f"One training step, batch {batch}: ms, minimum of {steps} (of which the local rule); ratios are medians "
+            "over steps, each compared with the native one of its round",
             (*what, *found.columns, *ratios),
             times,
             3,
