@@ -303,7 +303,7 @@ test("benchmarks of devices, side by side", async () => {
     const costs = boundaries.map((boundary, at) => ({
       boundary,
       tiers: [["strong", "moderate", "weak"][at]!],
-      seconds: { load: 0.1 * pace, frozen_forward: 0.01 * at * pace, activation_io: 0.001, training: (0.06 - 0.02 * at) * pace, optimiser: 0.001, low: 0.01, high: 0.5 },
+      seconds: { load: 0.1 * pace, frozen_forward: 0.01 * at * pace, activation_io: 0.001, training: (0.06 - 0.02 * at) * pace, optimiser: 0.001, batch: 0.1, low: 0.01, high: 0.5 },
       memory: 20_000_000 - 5_000_000 * at,
     }));
     if (name === "pi-4") costs[0] = { boundary: "conv1", tiers: ["strong"], problem: "needs 77 MB, 40 MB are free" } as unknown as (typeof costs)[0];
