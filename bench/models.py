@@ -140,6 +140,7 @@ def _images() -> list[Subject]:
         "BeitForImageClassification": VISION,
         "SwinForImageClassification": {
             "image_size": 32,
+            "drop_path_rate": 0.0,
             "patch_size": 2,
             "embed_dim": 8,
             "depths": [1, 1],

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from model_export.verify import Comparison
 
 TOLERANCE = 1e-4
+MOST_CLASSES = 1 << 20  # of a new head
 Progress = Callable[[str, int, int], None]  # what happens now, and how many of how many steps are done
 
 
@@ -224,6 +225,7 @@ def export(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     output: str | None = None,
+    new_head: int | None = None,
     batch: int | None = None,
     seed: int = 0,
     sign: str | Path | None = None,
@@ -240,7 +242,7 @@ def export(
     bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private key.
 
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
-    `logits` is taken.
+    `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.
 
     >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
     >>> bundle.tiers
@@ -263,6 +265,7 @@ def export(
         classes=classes,
         preprocessing=Preprocessing(scale, tuple(mean), tuple(std)),
         output=output,
+        new_head=new_head,
     )
     choices = Choices(split, tiers, engines, widths)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
@@ -304,6 +307,7 @@ def open_source(
     label: str | None = None,
     preprocessing: Preprocessing | None = None,
     output: str | None = None,
+    new_head: int | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
@@ -324,6 +328,11 @@ def open_source(
     }
     named = isinstance(model, (str, Path))
     source = load_source(str(model), **known) if named else module_source(model, **known)  # type: ignore[arg-type]
+    if new_head is not None and (source.origin.kind != "onnx" or not 1 <= new_head <= MOST_CLASSES):
+        raise InputError(
+            f"new head of {new_head}: expected an ONNX file and a number of classes from 1 to {MOST_CLASSES:,}; of a "
+            "PyTorch model change the last layer before it is exported"
+        )
     given: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
     changes = {name: value for name, value in given.items() if value is not None}
     if isinstance(classes, (str, Path)):
@@ -332,7 +341,7 @@ def open_source(
         classes = load_classes(str(classes), label)
     return replace(
         source,
-        origin=replace(source.origin, output=output),
+        origin=replace(source.origin, output=output, new_head=new_head, seed=seed),
         loss=replace(source.loss, **changes),
         classes=None if classes is None else tuple(map(str, classes)),
         preprocessing=None if preprocessing == PLAIN else preprocessing,

@@ -81,6 +81,7 @@ class Source:
     reference: str
     seed: int = 0
     output: str | None = field(default=None, metadata=ABSENT)  # which of several outputs is trained
+    new_head: int | None = field(default=None, metadata=ABSENT)  # classes of a last layer that replaces the file's
 
 
 @dataclass(frozen=True)

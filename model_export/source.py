@@ -24,6 +24,7 @@ from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.errors import ExportError
 from model_export.modes import set_modes
+from model_export.new_head import replace_head
 from model_export.outputs import USUAL, pick_output
 from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
@@ -72,7 +73,7 @@ class ModelSource:
     def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
         """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
-            return capture_onnx(Path(self.origin.reference), self.origin.output)
+            return capture_onnx(self.origin)
         return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
 
 
@@ -162,7 +163,7 @@ def reload_source(origin: Source, **known: Any) -> ModelSource:
     if origin.kind == "zoo":
         known = {"loss": known["loss"], "batch": known["batch"]}
     source = load_source(origin.reference, **known, seed=origin.seed)
-    return replace(source, origin=replace(source.origin, output=origin.output))
+    return replace(source, origin=origin)
 
 
 def _loss_name(name: str) -> LossName:
@@ -268,12 +269,14 @@ def _load_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def capture_onnx(path: Path, output: str | None = None) -> Captured:
+def capture_onnx(origin: Source) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
-    model = _load_onnx(path)
-    _keep_one_output(model, output)
+    model = _load_onnx(Path(origin.reference))
+    _keep_one_output(model, origin.output)
     _lift_constant_weights(model)
     _separate_equal_vectors(model)
+    if origin.new_head is not None:
+        replace_head(model, origin.new_head, origin.seed)
     trainable = [
         item.name for item in model.graph.initializer if item.data_type == onnx.TensorProto.FLOAT and len(item.dims) > 0
     ]

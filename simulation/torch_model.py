@@ -8,6 +8,7 @@ on a device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +38,7 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
     if origin.kind == "onnx":
         raise InputError(f"{manifest.name} was exported from an ONNX file, which PyTorch cannot train; use portable")
     if width is not None:
-        origin = type(origin)(origin.kind, narrower(origin.reference, width), origin.seed)
+        origin = replace(origin, reference=narrower(origin.reference, width))
     source = reload_source(
         origin,
         input_shape=manifest.input.shape,

@@ -65,6 +65,10 @@ def export(
         str | None,
         typer.Option(help="Of several outputs the one to train: key, field or position. Default: logits."),
     ] = None,
+    new_head: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of an ONNX classifier: a new last dense layer, for this many classes."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
     sign: Annotated[Path | None, typer.Option(help="Sign with this private key ('embrace key new').")] = None,
@@ -78,6 +82,8 @@ def export(
     Example: embrace export mymodel.py:build --input 3,32,32 --tiers weak=0.16,moderate=0.42
 
     Example: embrace export mymodel.py:build --input 3,32,32 --classes photos/ --mean 0.5 --std 0.25
+
+    Example: embrace export classifier.onnx --new-head 5
     """
     if list_:
         _list_zoo(json_)
@@ -108,6 +114,7 @@ def export(
             classes=_parse_classes(classes),
             label=label,
             output=output,
+            new_head=new_head,
             preprocessing=Preprocessing(
                 _fraction("--scale", scale) if scale is not None else None,
                 tuple(_fraction("--mean", part) for part in show.comma_list(mean)),
