@@ -33,7 +33,7 @@ from model_export.autodiff.engine import refuse_missing_rules
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
 from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
-from model_export.capture import REMEDY, Captured, cause
+from model_export.capture import EXPORTERS, REMEDY, Captured, Exporter, cause
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.layers import LayerGraph, find_layer, split_layers
@@ -85,32 +85,33 @@ class Cut:
     last_steps: int | None = None
 
 
-def normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph:
-    """The working form of a captured model, with what its module does besides the graph."""
-    vectors = [name for item in captured.power_iterations for name in (item.u, item.v)]
-    graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors, captured.from_torch)
-    graph.fixed_rows = captured.fixed_rows
-    graph.power_iterations = captured.power_iterations
-    return graph
-
-
-def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
-    """Capture a model and cut it into layers; a graph that is of no use is made again by PyTorch's other exporter."""
-    captured = source.capture()
+def usable_graph(capture: Callable[[Sequence[Exporter]], Captured], sample: Callable[[int], np.ndarray]) -> Graph:
+    """The working form of a captured model; a graph that is of no use is made again by PyTorch's other exporter."""
+    captured = capture(EXPORTERS)
     try:
-        return _cut(source, captured)
+        return _normalised(captured, sample)
     except Exception as error:  # whatever onnx and onnxruntime raise about a graph of somebody else's
         if captured.others:
             with contextlib.suppress(Exception):
-                return _cut(source, source.capture(captured.others))
+                return _normalised(capture(captured.others), sample)
         if isinstance(error, EmbraceError):
             raise
         raise ExportError(f"the forward graph cannot be used: {cause(error)}; {REMEDY}") from error
 
 
-def _cut(source: ModelSource, captured: Captured) -> tuple[Graph, list[LayerGraph]]:
-    graph = normalised(captured, source.sample)
+def _normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph:
+    """With what the module does besides the graph; every operator on the way of a gradient has a rule."""
+    vectors = [name for item in captured.power_iterations for name in (item.u, item.v)]
+    graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors, captured.from_torch)
+    graph.fixed_rows = captured.fixed_rows
+    graph.power_iterations = captured.power_iterations
     refuse_missing_rules(graph)
+    return graph
+
+
+def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
+    """Capture a model and cut it into layers."""
+    graph = usable_graph(source.capture, source.sample)
     return graph, split_layers(graph)
 
 

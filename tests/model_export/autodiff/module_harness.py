@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from federation.manifest import Loss
 from model_export.autodiff.rules.dropout import SEED_INPUT
-from model_export.bundle import normalised
+from model_export.bundle import usable_graph
 from model_export.capture import capture_torch
 from model_export.graph import Graph, needed_nodes
 from model_export.layers import LayerGraph, split_layers
@@ -50,8 +50,7 @@ def export(
     module: nn.Module, sample: Tensor, loss: Loss, *, boundary: int = 0, last_steps: int | None = None
 ) -> Exported:
     """The training graph of a copy of a module from a layer on."""
-    captured = capture_torch(copy.deepcopy(module), sample)
-    graph = normalised(captured, sampler(sample))
+    graph = usable_graph(lambda exporters: capture_torch(copy.deepcopy(module), sample, exporters), sampler(sample))
     layers = split_layers(graph)
     with journal():
         return Exported(graph, layers, training_graph(graph, layers[boundary:], loss, last_steps))
