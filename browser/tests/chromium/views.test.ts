@@ -83,7 +83,7 @@ test("every view can be read, and everything be done by keyboard", async () => {
 
   await tabTo(page, "Leave");
   await page.keyboard.press("Enter");
-  expect(await page.evaluate(() => document.activeElement?.getAttribute("role"))).toBe("alertdialog");
+  await until(() => page.evaluate(() => document.activeElement?.getAttribute("role") === "alertdialog"));
   await inspect(page);
   await tabTo(page, "No");
   await page.keyboard.press("Enter");
