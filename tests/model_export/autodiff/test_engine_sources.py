@@ -92,8 +92,6 @@ def layer_of(x: Tensor) -> Tensor:
         ("ThresholdedRelu", {"alpha": 0.3}, (4,), 18, lambda x: F.threshold(x, 0.3, 0.0)),
         ("ThresholdedRelu", {}, (4,), 18, lambda x: F.threshold(x, 1.0, 0.0)),
         ("Shrink", {"lambd": 0.3, "bias": 0.3}, (4,), 18, lambda x: F.softshrink(x, 0.3)),
-        ("ReduceLogSumExp", {"keepdims": 0}, (4,), 18, lambda x: torch.logsumexp(x, 1)),
-        ("ReduceL1", {"keepdims": 0}, (4,), 18, lambda x: x.abs().sum(1)),
         ("MeanVarianceNormalization", {}, (2, 3, 3), 18, layer_of),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
