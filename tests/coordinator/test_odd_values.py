@@ -77,7 +77,9 @@ def test_odd_values_in_addresses(site: Site, known: dict[str, str]) -> None:
             for wish in wishes(path, described, known):
                 target = httpx.URL(site.url).copy_with(raw_path=wish.encode())
                 content = b"{}" if method in ("put", "post") else None
-                answer = client.request(method, target, headers=headers, content=content)
+                with client.stream(method, target, headers=headers, content=content) as answer:
+                    if not path.endswith("/events"):
+                        answer.read()
                 count += 1
                 if answer.status_code >= 500 or ("%00" in wish and answer.status_code < 400):
                     wrong.append((method, wish[:200], answer.status_code))
