@@ -154,12 +154,12 @@ def test_a_crash_of_both_exporters_is_one_line_with_cause_place_and_remedy(tmp_p
 def test_the_other_exporter_is_tried_where_the_first_ones_graph_is_of_no_use(tmp_path):
     """The first graph has an operator without a gradient; the second one has not."""
 
-    def rounded_while_traced(x):
-        return x.round() if torch.jit.is_tracing() else x
+    def bent_while_traced(x):
+        return torch.atan(x) if torch.jit.is_tracing() else x
 
     class Model(nn.Sequential):
         def forward(self, x):
-            return self[1](rounded_while_traced(self[0](x)))
+            return self[1](bent_while_traced(self[0](x)))
 
     source = module_source(Model(nn.Linear(3, 4), nn.Linear(4, 2)), input_shape=(3,))
     export_bundle(source, tmp_path / "bundle")
