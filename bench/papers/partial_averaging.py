@@ -49,7 +49,8 @@ def _late(run: Run) -> Floats:
     return rows[len(rows) // 2 :]
 
 
-def _highest(run: Run) -> float | None:
+def highest_distance(run: Run) -> float | None:
+    """The highest distance of a row, on average over the second half."""
     rows = _late(run)
     return float(rows.max(1).mean()) if len(rows) else None
 
@@ -206,7 +207,7 @@ PARTIAL = Table(
     (
         Column(FINAL, final_accuracy),
         Column(BEST, best_accuracy),
-        Column(HIGHEST, _highest, 4),
+        Column(HIGHEST, highest_distance, 4),
         Column(MEAN, _mean, 4),
         Column(MESSAGES, _messages, 0),
     ),

@@ -9,6 +9,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from coordinator.connections import Connections
 from coordinator.server import BODY, HEAD, _Protocol
 
 
@@ -23,7 +24,8 @@ def test_a_body_is_read_when_the_application_asks_for_it() -> None:
             await send({"type": "http.response.body"})
 
         transport = Mock(**{"is_closing.return_value": False, "get_extra_info.return_value": None})
-        protocol = _Protocol(uvicorn.Config(app, log_config=None), ServerState(), {}, asyncio.get_running_loop())
+        config, loop = uvicorn.Config(app, log_config=None), asyncio.get_running_loop()
+        protocol = _Protocol(Connections(None, 0), config, ServerState(), {}, loop)
         protocol.connection_made(transport)
         assert transport.max_size == HEAD
         protocol.data_received(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")

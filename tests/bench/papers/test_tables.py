@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from bench.papers import TABLES
 from bench.papers.combinations import ALL_STRONG, BUDGET, BYTES, MEMORY, SHARE, WORK
 from bench.papers.embracing import CASES, EMBRACING, JOINED, WIDTH
-from bench.papers.partial_averaging import distances
+from bench.papers.partial_averaging import distances, highest_distance
 from bench.papers.report import means
 from bench.papers.runner import Workplace, reproduce
 from bench.papers.similarity import PLACES
@@ -18,23 +18,21 @@ from federation.job import plan_from
 from simulation.runs import Run
 
 
-def run_of(tmp_path, sync, apart, steps=1):
-    rows = [
-        {"round": number, "steps": steps, "per_layer": {"discrepancy": layers}} for number, layers in enumerate(apart)
-    ]
-    return Run("run", rows, {"job": {"sync": sync}}, tmp_path)
-
-
-def test_parts_that_were_averaged_one_after_the_other_add_up(tmp_path):
-    apart = [{"a": 1.0}, {"b": 4.0}, {"a": 2.0}, {"b": 5.0}, {"a": 9.0, "b": 9.0}]
-    steps, found = distances(run_of(tmp_path, {"rule": "rotating", "parts": 2}, apart))
-    assert steps.tolist() == [2, 3, 4] and found.tolist() == [5, 6, 7]  # the last round averages what is a step old
-
-
-def test_periodic_averaging_measures_everything_at_once(tmp_path):
-    apart = [{"a": 1.0, "b": 4.0}, {"a": 2.0, "b": 5.0}, {"a": 9.0, "b": 9.0}]
-    steps, found = distances(run_of(tmp_path, {"rule": "all"}, apart, steps=4))
-    assert steps.tolist() == [4, 8] and found.tolist() == [5, 7]
+@pytest.mark.parametrize(
+    ("sync", "steps", "highest"),
+    [
+        ({"rule": "rotating", "parts": 2}, 1, 6.0),  # rows (1, 4), (2, 5), (7, 0): the second half has 5 and 7
+        ({"rule": "all"}, 2, 6.0),
+        ({"rule": "all"}, 1, 4.0),  # every step is a row: 5, 7 and 0
+    ],
+)
+def test_the_distance_of_local_models_is_the_whole_models_after_every_step(tmp_path, sync, steps, highest):
+    apart = [[1.0, 4.0], [2.0, 5.0], [7.0, 0.0]]
+    rows = [{"round": number, "apart": values} for number, values in enumerate(apart)]
+    run = Run("run", rows, {"job": {"sync": sync, "local": {"steps": steps}}}, tmp_path)
+    at, found = distances(run)
+    assert at.tolist() == [1, 2, 3, 4, 5, 6] and found.tolist() == [1, 4, 2, 5, 7, 0]
+    assert highest_distance(run) == highest
 
 
 def test_devices_that_have_not_joined_yet_have_their_data_and_never_take_part(tmp_path):
