@@ -29,7 +29,7 @@ from federation.manifest import (
 )
 from federation.space import ParameterSpace
 from federation.weights import places
-from model_export.autodiff.engine import refuse_missing_rules
+from model_export.autodiff.engine import has_every_rule
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
 from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
@@ -86,26 +86,35 @@ class Cut:
 
 
 def usable_graph(capture: Callable[[Sequence[Exporter]], Captured], sample: Callable[[int], np.ndarray]) -> Graph:
-    """The working form of a captured model; a graph that is of no use is made again by PyTorch's other exporter."""
+    """The working form of a captured model; a graph that is of no use is made again by PyTorch's other exporter.
+
+    An operator without a rule is no mistake yet: the layer that has it may be frozen at every boundary.
+    """
     captured = capture(EXPORTERS)
     try:
-        return _normalised(captured, sample)
-    except Exception as error:  # whatever onnx and onnxruntime raise about a graph of somebody else's
+        found = _normalised(captured, sample)
+        if has_every_rule(found) or not captured.others:
+            return found
+    except Exception as error:  # whatever onnx and onnxruntime raise about a foreign graph
         if captured.others:
             with contextlib.suppress(Exception):
                 return _normalised(capture(captured.others), sample)
         if isinstance(error, EmbraceError):
             raise
         raise ExportError(f"the forward graph cannot be used: {cause(error)}; {REMEDY}") from error
+    with contextlib.suppress(Exception):
+        other = _normalised(capture(captured.others), sample)
+        if has_every_rule(other):
+            return other
+    return found
 
 
 def _normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Graph:
-    """With what the module does besides the graph; every operator on the way of a gradient has a rule."""
+    """With what the module does besides the graph."""
     vectors = [name for item in captured.power_iterations for name in (item.u, item.v)]
     graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors, captured.from_torch)
     graph.fixed_rows = captured.fixed_rows
     graph.power_iterations = captured.power_iterations
-    refuse_missing_rules(graph)
     return graph
 
 

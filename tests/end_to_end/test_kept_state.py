@@ -18,6 +18,7 @@ import pytest
 from edge_runtime import state_file as state
 from edge_runtime.device_state import KeptFiles
 from federation.device_task import Kept
+from federation.errors import EmbraceError
 from federation.space import Vector
 from simulation.fleet import SimulatedFleet, open_fleet, read_job
 from simulation.pool import InlinePool
@@ -160,6 +161,9 @@ def test_a_device_that_lost_its_state_goes_on_from_the_servers_values(
         )
 
     monkeypatch.setattr(KeptFiles, "load", forgotten)
+    with pytest.raises(EmbraceError, match=r"round 4: 1 of \d+ devices lost what they had kept"):
+        simulate(file, tmp_path / "refused")
+    monkeypatch.setattr(Simulation, "_check_kept", lambda *_: None)  # a simulation that goes on as a fleet does
     assert (found == simulate(file, tmp_path / "run").weights).all()
     assert (found != undisturbed).any()
 

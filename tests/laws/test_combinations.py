@@ -112,8 +112,9 @@ def test_a_device_without_its_own_model_starts_from_the_servers():
             path.unlink()
         started = {}
         train = fleet.train
-        fleet.train = lambda devices, tasks, received: (  # type: ignore[method-assign]
-            started.update(zip(devices, (np.array(r.parameters) for r in received))) or train(devices, tasks, received)
+        fleet.train = lambda devices, tasks, received, *more: (  # type: ignore[method-assign]
+            started.update(zip(devices, (np.array(r.parameters) for r in received)))
+            or train(devices, tasks, received, *more)
         )
         server = np.array(fleet.server.state.vectors["model"])
         fleet.round()

@@ -49,10 +49,10 @@ def test_a_momentum_that_rests_while_the_rate_changes_means_the_same_afterwards(
 class Watching(Fleet):
     """Remembers what devices received."""
 
-    def train(self, devices, tasks, received):
+    def train(self, devices, tasks, received, *more):
         for device, task, what in zip(devices, tasks, received, strict=True):
             self.received[task.round, int(device)] = what
-        return super().train(devices, tasks, received)
+        return super().train(devices, tasks, received, *more)
 
     received: dict[tuple[int, int], Received]
 

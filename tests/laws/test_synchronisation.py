@@ -93,8 +93,8 @@ def test_partial_averaging(tmp_path, parts, by, redistribute):
 class Remembering(Fleet):
     """Remembers the local models of the last round, in the shapes of the whole one, with ones where a device has it."""
 
-    def train(self, devices, tasks, received):
-        outcomes = super().train(devices, tasks, received)
+    def train(self, devices, tasks, received, *more):
+        outcomes = super().train(devices, tasks, received, *more)
         for device, task, start, outcome in zip(devices, tasks, received, outcomes):
             region = graph_region(self.manifest, coverage(self.manifest, task.boundary))
             moved, has = np.zeros(self.space.size, np.float32), np.zeros(self.space.size, np.float32)

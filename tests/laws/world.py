@@ -183,7 +183,12 @@ class Fleet:
     # --- the training of one device ----------------------------------------------------------------------------------
 
     def train(
-        self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received]
+        self,
+        devices: Sequence[str],
+        tasks: Sequence[Task],
+        received: Sequence[Received],
+        seen: object = None,
+        age: int = 0,
     ) -> list[Outcome | NonFiniteLoss]:
         return [self._trained(int(device), *given) for device, *given in zip(devices, tasks, received, strict=True)]
 
