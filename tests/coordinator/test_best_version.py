@@ -36,6 +36,7 @@ def run(world: World, job: str, devices: list[str], count: int) -> dict[int, byt
         version = world.state(job)["version"]
         found[version] = world.files.version(job, version).read_bytes()
         wait_until(lambda: not world.coordinator._evaluations.unfinished(job))
+        wait_until(lambda: not any(name.endswith(".evaluated") for name in kept(world, job)))  # its file goes last
     return found
 
 
