@@ -11,6 +11,7 @@ class Change:
 
     tables: frozenset[str]
     what: str
+    models: frozenset[str] = frozenset()  # of the zoo, whose runs begin anew
 
 
 CHANGES = (
@@ -18,6 +19,7 @@ CHANGES = (
         frozenset({"embracing-cases", "fedlama-femnist"}),
         "FEMNIST had ink 0 on paper 1, and its network PyTorch's first weights; now ink is 1, and the first weights "
         "are He's. Rows of FEMNIST are not valid any more",
+        frozenset({"femnist_cnn"}),
     ),
     Change(
         frozenset({"partial-averaging"}),
@@ -32,6 +34,11 @@ CHANGES = (
     Change(frozenset({"fedlama-femnist"}), "there was no local momentum; now it is 0.9"),
 )
 EDITION = len(CHANGES)
+
+
+def edition_of(model: str) -> int:
+    """Count the changes after which runs of a model, of any width (`NAME@WIDTH`), begin anew."""
+    return sum(model.partition("@")[0] in change.models for change in CHANGES)
 
 
 def missed(table: str, edition: int) -> list[str]:

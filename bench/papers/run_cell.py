@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.papers.editions import EDITION
+from bench.papers.editions import edition_of
 from federation.errors import EmbraceError
 from federation.job import plan_from, plan_to
 from model_export.bundle import Choices, export_bundle
@@ -45,14 +45,14 @@ class RunSpec:
 
     @property
     def folder(self) -> str:
-        other = [self.widths, self.stop_at, dict(self.every), EDITION]
+        other = [self.widths, self.stop_at, dict(self.every), edition_of(self.model)]
         facts = json.dumps([plan_to(plan_from(self.whole_job)), other], sort_keys=True)  # with its defaults
         return f"{self.job.get('algorithm', 'job')}-{sha256(facts.encode()).hexdigest()[:10]}-seed{self.seed}"
 
 
 def bundle_of(model: str, widths: tuple[float, ...], folder: Path) -> Path:
     """The model's bundle, exported when it is first asked for."""
-    path = folder / "-".join([model, *map(str, widths), f"edition{EDITION}"])
+    path = folder / "-".join([model, *map(str, widths), f"edition{edition_of(model)}"])
     if not (path / "manifest.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         export_bundle(load_source(model), path, Choices(widths=widths))

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from bench.papers.measures import final_accuracy
-from bench.papers.run_cell import RunSpec, bundle_of, run_one
+from bench.papers.run_cell import FAILED, RunSpec, bundle_of, run_one
 from bench.papers.table import PaperRow, Setting, Table
-from simulation.runs import Run, read_run
+from federation.errors import InputError
+from simulation.runs import METRICS, WEIGHTS, Run, read_run
 
 TUNING_SEED = 1000  # none of those that count
 Progress = Callable[[str, int, int], None]
@@ -31,6 +32,7 @@ class RowResult:
     tried: Mapping[str, float]  # rate -> accuracy at the end, where rates were tried
     runs: Sequence[Run]
     failures: Sequence[str]
+    begun: Sequence[Run] = ()  # that have rounds to go
 
     def values(self, measure: Callable[[Run], float | None]) -> list[float]:
         found = (measure(run) for run in self.runs)
@@ -47,7 +49,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Everything that came of a table at one scale."""
+    """Everything that came of a table at one scale; of rows that were not asked for, what earlier commands did."""
 
     table: Table
     scale: str
@@ -68,32 +70,51 @@ class Workplace:
 
 
 def reproduce(
-    table: Table, scale: str, seeds: int, place: Workplace, progress: Progress = lambda what, done, total: None
+    table: Table,
+    scale: str,
+    seeds: int,
+    place: Workplace,
+    progress: Progress = lambda what, done, total: None,
+    only: Sequence[str] = (),
 ) -> Reproduction:
-    """Run a table, or what is missing of it."""
+    """Run a table, or what is missing of it; with `only` the rows whose labels contain one of these texts."""
     began, setting = time.monotonic(), table.setting(scale)
+    asked = [row for row in setting.rows if not only or any(text in row.label for text in only)]
+    if not asked:
+        raise InputError(f"--rows: no row has {' or '.join(map(repr, only))}; expected one of {_labels(setting)}")
     with _executor(place.jobs) as run_all:
         work = _Work(setting, place, run_all, progress)
-        tried = work.tune()
+        tried = work.tune(asked)
         chosen = {key: max(found, key=lambda rate: found[rate]) for key, found in tried.items()}
         specs = {
             row.label: [spec_of(row, setting, seed, chosen.get(_key(row))) for seed in range(seeds)]
             for row in setting.rows
         }
-        failed = work.run("run", [(row, spec) for row in setting.rows for spec in specs[row.label]])
+        failed = work.run("run", [(row, spec) for row in asked for spec in specs[row.label]])
     rows = []
     for row in setting.rows:
         mine = specs[row.label]
         failures = [failed[spec.folder] for spec in mine if spec.folder in failed]
-        runs = [read_run(place.runs / spec.folder) for spec in mine if spec.folder not in failed]
+        there = [spec for spec in mine if spec.folder not in failed and (place.runs / spec.folder / METRICS).is_file()]
+        runs = [(read_run(place.runs / spec.folder), _is_over(place.runs / spec.folder)) for spec in there]
         rate = str(mine[0].whole_job.get("local", {}).get("rate", ""))
-        rows.append(RowResult(row, rate, tried.get(_key(row), {}), runs, failures))
+        over, begun = ([run for run, ended in runs if ended is wanted] for wanted in (True, False))
+        rows.append(RowResult(row, rate, tried.get(_key(row), {}), over, failures, begun))
     took = time.monotonic() - began
     return Reproduction(table, scale, setting, list(range(seeds)), rows, took, work.tuning_seconds)
 
 
 def spec_of(row: PaperRow, setting: Setting, seed: int, rate: str | None) -> RunSpec:
     return RunSpec(row.model, row.widths, row.job, seed, rate, row.stop_at, {**setting.every, **row.every})
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether a run has done its last round, or failed."""
+    return (folder / WEIGHTS).is_file() or (folder / FAILED).is_file()
+
+
+def _labels(setting: Setting) -> str:
+    return "; ".join(row.label for row in setting.rows)
 
 
 def _key(row: PaperRow) -> str:
@@ -108,14 +129,22 @@ class _Work:
         self.progress = progress
         self.tuning_seconds = 0.0
 
-    def tune(self) -> dict[str, dict[str, float]]:
-        """Of every row, or of the first of those that share a rate: the accuracy at the end with each rate."""
-        if not self.setting.rates:
-            return {}
-        first = {_key(row): row for row in reversed(self.setting.rows)}
-        specs = {(key, rate): self._trial(row, rate) for key, row in first.items() for rate in self.setting.rates}
+    def tune(self, asked: Sequence[PaperRow]) -> dict[str, dict[str, float]]:
+        """Of every row, or of the first of those that share a rate: the accuracy at the end with each rate.
+
+        Rows that were not asked for are known only where an earlier command tried all rates for them.
+        """
+        rates, wanted = self.setting.rates, {_key(row) for row in asked}
+        first = {_key(row): row for row in reversed(self.setting.rows)} if rates else {}
+        known = {key: {rate: self._trial(row, rate) for rate in rates} for key, row in first.items()}
+        specs = {
+            (key, rate): spec
+            for key, trials in known.items()
+            if key in wanted or all(_is_over(self.place.runs / spec.folder) for spec in trials.values())
+            for rate, spec in trials.items()
+        }
         failed = self.run("try rates", [(first[key], spec) for (key, _), spec in specs.items()])
-        found: dict[str, dict[str, float]] = {key: {} for key in first}
+        found: dict[str, dict[str, float]] = {key: {} for key, _ in specs}
         for (key, rate), spec in specs.items():
             found[key][rate] = 0.0 if spec.folder in failed else self._accuracy(spec)
         return found

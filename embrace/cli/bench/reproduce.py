@@ -23,12 +23,17 @@ def reproduce(
     runs: Annotated[
         Path, typer.Option(help="Folder for the runs; what is there is not run again.", file_okay=False)
     ] = Path("runs/reproduce"),
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Run only rows whose names contain this; may be given again.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; without it one for each core.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a table of a paper again: every row with the same data, seeds and choice of rates.
 
     Writes reproduce-TABLE-SCALE.json, .md and .png. A command that was interrupted goes on where it was.
+
+    With --rows, the other rows of the results are those that earlier commands ran.
 
     Example: embrace bench reproduce fedavg-table2 --scale short --data-dir data
     """
@@ -37,8 +42,8 @@ def reproduce(
     from bench.papers import TABLES
 
     if table is None:
-        rows = [(found.name, found.tests, found.paper) for found in TABLES.values()]
-        show.console().print(show.table("tables", ("name", "what it tests", "paper"), rows, left=3))
+        lines = [(found.name, found.tests, found.paper) for found in TABLES.values()]
+        show.console().print(show.table("tables", ("name", "what it tests", "paper"), lines, left=3))
         return
     if table not in TABLES:
         raise InputError(f"no table named {table!r}, expected one of {', '.join(TABLES)}")
@@ -49,7 +54,7 @@ def reproduce(
 
     with show.progress(table) as progress:
         place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1)
-        found = run(TABLES[table], scale, seeds, place, progress)
+        found = run(TABLES[table], scale, seeds, place, progress, rows or ())
     data = report(found)
     text = markdown(data, found.table.columns)
     out.mkdir(parents=True, exist_ok=True)
