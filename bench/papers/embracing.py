@@ -167,16 +167,16 @@ def _scaling_short() -> Setting:
     return _scaling(FASHION_SHORT, note, (0, 32, 112), (112,))
 
 
-def _rows_of(measured: Measured, method: str, column: str = FINAL) -> list[float]:
-    found = (row.get(column) for label, row in measured.items() if label.startswith(f"{method}, "))
-    return [value for value in found if value is not None]
+def _rows_of(measured: Measured, method: str, column: str = FINAL) -> list[float | None]:
+    """Return the figure of each row of a method, None where it was not run; the first has strong devices alone."""
+    return [row.get(column) for label, row in measured.items() if label.startswith(f"{method}, ")]
 
 
 def _grows(method: str) -> Claim:
     def test(measured: Measured) -> bool | None:
-        alone = _rows_of(measured, EMBRACING)[:1]
-        values = alone + _rows_of(measured, method)[method == EMBRACING :]
-        return values == sorted(values) if len(values) > 1 else None
+        alone, joined = _rows_of(measured, EMBRACING)[:1], _rows_of(measured, method)[method == EMBRACING :]
+        values = [value for value in alone + joined if value is not None]
+        return values == sorted(values) if len(values) > 1 and alone[0] is not None else None
 
     return Claim(f"{method}: each time weak devices join, the accuracy is higher", test)
 
@@ -252,8 +252,9 @@ def _cases_short() -> Setting:
 
 def _close_to_all_strong(data: str = "") -> Claim:
     def test(measured: Measured) -> bool | None:
-        values = _rows_of(measured, f"{data}{EMBRACING}")
-        return values[0] - min(values[1:]) < 4 if len(values) > 1 else None
+        strong, *mixes = _rows_of(measured, f"{data}{EMBRACING}") or [None]
+        known = [value for value in mixes if value is not None]
+        return strong - min(known) < 4 if known and strong is not None else None
 
     return Claim(f"{data}EmbracingFL loses less than 4 points to strong devices alone in every mix", test)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.papers.editions import EDITION, missed
+from bench.papers.measures import best_accuracy
 from bench.papers.runner import Reproduction, RowResult
 from bench.papers.table import Column, Measured, Table
 from edge_runtime.machine import describe_device
@@ -48,15 +49,18 @@ def means(found: Reproduction) -> Measured:
     result: dict[str, dict[str, float | None]] = {}
     for column in found.table.columns:
         for row in found.rows:
-            mean = row.mean(column.measure)
-            scale = _scale(found, column)
-            result.setdefault(row.row.label, {})[column.name] = None if mean is None else scale * mean
+            mean, scale = row.mean(column.measure), _scale(found, column)
+            value = None if mean is None or scale is None else scale * mean
+            result.setdefault(row.row.label, {})[column.name] = value
     return result
 
 
-def _scale(found: Reproduction, column: Column) -> float:
-    first = found.rows[0].mean(column.measure) if column.relative else None
-    return 100 / first if first else 1.0
+def _scale(found: Reproduction, column: Column) -> float | None:
+    """Return what to multiply by; None where the first row, of which this is a share, was not run."""
+    if not column.relative:
+        return 1.0
+    first = found.rows[0].mean(column.measure)
+    return 100 / first if first else None
 
 
 def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str
     figures = {}
     for column in found.table.columns:
         scale = _scale(found, column)
-        values = [scale * value for value in result.values(column.measure)]
+        values = [] if scale is None else [scale * value for value in result.values(column.measure)]
         figures[column.name] = {
             "mean": measured[row.label][column.name],
             "deviation": deviation(values) if values else None,
@@ -80,6 +84,7 @@ def _row(found: Reproduction, result: RowResult, measured: Measured) -> dict[str
         "in_table": row.measured,
         "figures": figures,
         "failures": list(result.failures),
+        "begun": [{"rounds": len(run.rounds), "best": best_accuracy(run)} for run in result.begun],
         "seconds": round(result.seconds, 1),
     }
 
@@ -97,7 +102,7 @@ def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
     lines += [data["setting"], ""]
     if data["rates"]:
         lines += [f"Rates tried for every row alike: {', '.join(data['rates'])}.", ""]
-    lines += _table(data, columns)
+    lines += [*_unfinished(data), *_table(data, columns)]
     tested = [claim for claim in data["claims"] if claim["verdict"] != VERDICTS[None]]
     lines += ["", *(f"- {claim['text']}: **{claim['verdict']}**" for claim in tested)]
     lines += [""] if tested else []
@@ -111,8 +116,28 @@ def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
     return "\n".join(lines)
 
 
-def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
+def _unfinished(data: dict[str, Any]) -> list[str]:
+    """Say how much of the table was run, where it was not all of it."""
     rows = [row for row in data["rows"] if row["in_table"]]
+    run = [row for row in rows if _was_run(row)]
+    if len(run) == len(rows):
+        return []
+    begun = [
+        f"{row['label']} is at round {run['rounds']:,} of {row['job']['num_rounds']:,}"
+        + (f", best accuracy so far {run['best']:.2f} %" if run["best"] is not None else "")
+        for row in rows
+        for run in row.get("begun", ())
+    ]
+    told = f"**{len(run)} of {len(rows)} rows were run**; claims are about these alone."
+    return [" ".join([told, *(f"{text}." for text in begun)]), ""]
+
+
+def _was_run(row: dict[str, Any]) -> bool:
+    return bool(row["failures"]) or any(figure["runs"] for figure in row["figures"].values())
+
+
+def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
+    rows = [row for row in data["rows"] if row["in_table"] and _was_run(row)] or data["rows"][:1]
     columns = [c for c in columns if c.name in rows[0]["figures"]]  # a stored report may have fewer
     shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
     with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ import torch
 
 from bench.papers import TABLES
 from bench.papers.central import accuracy, train
-from bench.papers.editions import CHANGES, EDITION, missed
+from bench.papers.editions import CHANGES, EDITION, edition_of, missed
 from bench.papers.headlines import HEADLINES
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
@@ -26,7 +27,7 @@ from federation.job import plan_from
 from model_export.zoo import zoo_model
 from simulation.datasets import load_dataset
 from simulation.partitioners import make_partitioner
-from simulation.runs import Run
+from simulation.runs import WEIGHTS, Run
 
 JOB = {
     "algorithm": "fedavg",
@@ -87,6 +88,40 @@ def test_rows_with_equal_jobs_share_their_runs_and_what_is_done_is_not_done_agai
     assert {path: path.read_text().count("\n") for path in before} == dict.fromkeys(before, 3)
     assert draw(found, tmp_path, "picture") == [tmp_path / "picture.png"]
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
+    other = {**JOB, "num_rounds": 2}
+    rows = [PaperRow("first", "digits", JOB), PaperRow("second", "digits", other)]
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
+    found = reproduce(table, "short", 1, Workplace(tmp_path), only=["second"])
+    assert [len(result.runs) for result in found.rows] == [0, 1]
+    text = markdown(report(found), table.columns)
+    assert "**1 of 2 rows were run**" in text and "| second |" in text and "| first |" not in text
+    assert report(found)["rows"][1]["figures"]["cost %"]["mean"] is None  # a share of the first row's
+    draw(found, tmp_path, "picture")
+    folder = reproduce(table, "short", 1, Workplace(tmp_path), only=["first"]).rows[0].runs[0].path
+    assert [len(result.runs) for result in reproduce(table, "short", 1, Workplace(tmp_path)).rows] == [1, 1]
+    (folder / WEIGHTS).unlink()  # as a run that was interrupted
+    found = reproduce(table, "short", 1, Workplace(tmp_path), only=["second"])
+    assert "first is at round 3 of 3, best accuracy so far" in markdown(report(found), table.columns)
+    with pytest.raises(InputError, match="--rows: no row has 'fourth'; expected one of first; second"):
+        reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
+
+
+def test_rows_run_alone_know_the_rates_that_an_earlier_command_tried(tmp_path):
+    rows = [PaperRow(name, "digits", {**JOB, "num_rounds": n}) for n, name in ((3, "first"), (4, "second"))]
+    setting = Setting("in words", rows, ("0.1", "0.2"), 0.5)
+    table = replace(one_row_table(), settings={"short": lambda: setting}, claims=())
+    first = reproduce(table, "short", 1, Workplace(tmp_path), only=["first"])
+    assert set(first.rows[0].tried) == {"0.1", "0.2"} and not first.rows[1].tried
+    both = reproduce(table, "short", 1, Workplace(tmp_path), only=["second"])
+    assert [set(result.tried) for result in both.rows] == [{"0.1", "0.2"}] * 2
+    assert [len(result.runs) for result in both.rows] == [1, 1]
+
+
+def test_a_change_begins_the_runs_of_its_models_anew():
+    assert edition_of("femnist_cnn@0.125") == edition_of("femnist_cnn") == 1 and edition_of("digits") == 0
 
 
 def test_a_run_ends_at_its_target(tmp_path):
