@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.textbook import TEXTBOOK
 from federation.manifest import Loss
 from model_export.bundle import Choices, export_bundle, load_graph
 from model_export.quiet import silence
@@ -206,6 +207,7 @@ def _textbook() -> list[Subject]:
         Subject("tied language model, RNN", lambda: TiedLanguageModel(nn.RNN), lm),
         Subject("tied language model, LSTM", lambda: TiedLanguageModel(nn.LSTM), lm),
         Subject("critic with spectral norm", Critic, {**IMAGE, "loss": Loss("bce_with_logits")}),
+        *(Subject(*each) for each in TEXTBOOK),
     ]
 
 

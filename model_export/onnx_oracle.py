@@ -1,33 +1,44 @@
-"""The reference for bundles made from ONNX files: onnxruntime itself.
+"""The reference for bundles made from ONNX files.
 
-It runs the file for the layers' outputs. Gradients come from onnxruntime-training, where it is installed and can
-differentiate the model; where not, verify.py falls back to slopes of the loss.
+onnxruntime runs the file for the layers' outputs. Gradients come from PyTorch, which runs the file's operators under
+autograd, also in float64. For operators that it does not have they come from onnxruntime-training, where that is
+installed and can differentiate the model; where not, verify.py falls back to slopes of the loss.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from federation.errors import MissingPackage
 from federation.manifest import Boundary, Manifest
+from model_export.autodiff.rules.dropout import reference_mask
 from model_export.bundle import load_graph
 from model_export.errors import ExportError
+from model_export.layers import with_helpers
 from model_export.normalise import VALUE_PREFIX, make_batch_dynamic, to_supported_opset
-from model_export.oracle import StepResult
+from model_export.onnx_torch import TorchRun
+from model_export.oracle import StepResult, short_memory, torch_loss
 from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 from model_export.shapes import run_everything
 from model_export.source import ModelSource
-from model_export.training import ort_forward_graph
+from model_export.training import dropout_numbers, dropout_rates, ort_forward_graph
+
+
+def _tensor(value: np.ndarray, real: torch.dtype) -> torch.Tensor:
+    """A copy; real numbers in the given precision."""
+    tensor = torch.from_numpy(np.array(value))
+    return tensor.to(real) if tensor.is_floating_point() else tensor
 
 
 class OnnxOracle:
-    """Knows every layer's output, and gradients as far as onnxruntime-training has them."""
+    """Knows every layer's output, and gradients as far as PyTorch or onnxruntime-training has them."""
 
     def __init__(self, source: ModelSource, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -59,11 +70,16 @@ class OnnxOracle:
     def step(
         self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
     ) -> StepResult | None:
+        entering = self._run(x).get(self._layers[boundary.layer].input.removeprefix(VALUE_PREFIX))
+        if entering is None:
+            return None
+        found = self._torch_step(boundary, entering, labels, seed, vector, torch.float32)
+        if found is not None:
+            return found
         if boundary.layer not in self._steps:
             self._steps[boundary.layer] = self._prepare(boundary)
         step = self._steps[boundary.layer]
-        entering = self._run(x).get(self._layers[boundary.layer].input.removeprefix(VALUE_PREFIX))
-        if step is None or boundary.last_steps or entering is None:
+        if step is None or boundary.last_steps:
             return None
         values = self._manifest.space.views(vector)
         mine = [p for layer in self._layers[boundary.layer :] for p in layer.parameters]
@@ -74,7 +90,52 @@ class OnnxOracle:
     def precise_step(
         self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
     ) -> StepResult | None:
-        return None
+        entering = self._run(x).get(self._layers[boundary.layer].input.removeprefix(VALUE_PREFIX))
+        return None if entering is None else self._torch_step(boundary, entering, labels, seed, vector, torch.float64)
+
+    def _torch_step(
+        self,
+        boundary: Boundary,
+        entering: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        real: torch.dtype,
+    ) -> StepResult | None:
+        """A step by PyTorch's autograd; None if it lacks an operator of the file."""
+        graph, suffix = self._graph, self._layers[boundary.layer :]
+        own = {p.name: p for layer in suffix for p in layer.parameters}
+        values = {
+            name: _tensor(value, real) for name, value in self._manifest.space.views(vector).items() if name in own
+        }
+        weights = {name: value.requires_grad_() for name, value in values.items() if own[name].kind == "weight"}
+        values |= {name: _tensor(value, real) for name, value in graph.constants.items()}
+        for name, (slope, offset) in graph.batch_values.items():
+            values[name] = torch.from_numpy(slope * len(entering) + offset)
+        values[suffix[0].input] = _tensor(entering, real)
+        run = TorchRun(values, real, self._masks(seed))
+        try:
+            with short_memory(boundary.last_steps):
+                run.run(with_helpers(graph, [node for layer in suffix for node in layer.nodes]))
+        except NotImplementedError:
+            return None
+        loss = torch_loss(self._manifest.loss, run.values[graph.output], _tensor(labels, real))
+        slopes = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        gradients = {name: slope.numpy() for name, slope in zip(weights, slopes, strict=True)}
+        return StepResult(loss.item(), gradients, {name: v.detach().numpy() for name, v in run.statistics.items()})
+
+    def _masks(self, seed: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
+        """What each dropout multiplies by, from a device's seed."""
+        numbers = dropout_numbers(self._graph)
+        rates = dropout_rates(self._graph)
+
+        def mask(name: str, x: torch.Tensor) -> torch.Tensor:
+            rate = rates[name]
+            return (
+                torch.from_numpy(reference_mask(seed, numbers[name], tuple(x.shape), rate)) if rate else x.new_ones(())
+            )
+
+        return mask
 
     def _prepare(self, boundary: Boundary) -> ArtifactStep | None:
         """The artifacts of a suffix, made from the file anew, not those of the bundle."""

@@ -22,6 +22,7 @@ from federation.errors import InputError
 from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
+from model_export.constant_weights import lift_constant_weights
 from model_export.errors import ExportError
 from model_export.modes import set_modes
 from model_export.new_head import replace_head
@@ -273,7 +274,7 @@ def capture_onnx(origin: Source) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
     model = _load_onnx(Path(origin.reference))
     _keep_one_output(model, origin.output)
-    _lift_constant_weights(model)
+    lift_constant_weights(model)
     _separate_equal_vectors(model)
     if origin.new_head is not None:
         replace_head(model, origin.new_head, origin.seed)
@@ -301,19 +302,6 @@ _NOT_WEIGHTS = {"Resize", "Clip", "Pad", "Dropout", "Pow", "Range", "ConstantOfS
 
 def _weight_inputs(model: onnx.ModelProto) -> set[str]:
     return {name for node in model.graph.node if node.op_type not in _NOT_WEIGHTS for name in node.input}
-
-
-def _lift_constant_weights(model: onnx.ModelProto) -> None:
-    """Some exporters write weights as Constant nodes; tensors with a dimension become initialisers."""
-    kept = []
-    for node in model.graph.node:
-        value = next((a.t for a in node.attribute if a.name == "value"), None)
-        if node.op_type == "Constant" and value is not None and len(value.dims) > 1:
-            model.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(value), node.output[0]))
-        else:
-            kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
 
 
 def _separate_equal_vectors(model: onnx.ModelProto) -> None:

@@ -33,6 +33,12 @@ def dropout_numbers(graph: Graph) -> dict[str, int]:
     return {name: number for number, name in enumerate(found)}
 
 
+def dropout_rates(graph: Graph) -> dict[str, float]:
+    """The share that each dropout drops, by its output."""
+    context = Context(Emitter(), graph.shapes, graph.constants, set())
+    return {node.output[0]: dropout_rate(context, node) for node in graph.nodes if node.op_type == "Dropout"}
+
+
 def write_batch_values(emitter: Emitter, graph: Graph, source: str) -> None:
     """Integers that follow the batch size, from the size of the graph's own input."""
     with emitter.scope("forward/batch"):
@@ -154,8 +160,7 @@ def _external(parameter: Parameter, offset: int, length: int) -> TensorProto:
 
 
 def uses_dropout(graph: Graph) -> bool:
-    context = Context(Emitter(), graph.shapes, graph.constants, set())
-    return any(node.op_type == "Dropout" and dropout_rate(context, node) > 0 for node in graph.nodes)
+    return any(rate > 0 for rate in dropout_rates(graph).values())
 
 
 def ort_forward_graph(graph: Graph, layers: Sequence[LayerGraph]) -> onnx.ModelProto:

@@ -11,8 +11,8 @@ from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
 from model_export.graph import attribute, module_of, optional_input
 
-# Exporters write "to the end" of a slice as the largest number of 32 or of 64 bits.
-END = 2**31 - 1
+# Exporters write "to the end" of a slice as the largest number of 32 or of 64 bits, or as a billion.
+END = 10**9
 
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
