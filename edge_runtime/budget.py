@@ -234,11 +234,11 @@ def forward_plan(
     and returns its memory, so they have the whole room. Half of it is for weights, a quarter for the batch that passes
     through, a quarter for stored activations; what does not fit there goes to a file.
     """
-    frozen = manifest.layers[: boundary.layer]
-    weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in frozen]
+    weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in manifest.frozen(boundary)]
     check_profile(profile)
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
-    through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in manifest.layers)
+    pieces = (*manifest.layers, *manifest.frozen(boundary))
+    through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in pieces)
     left = max(room - needed, 0)
     # Between the layers' blocks those of the training session come to lie less densely than in a trial.
     roomy = max(4 * max(weights, default=0), 8 * through, needed // 3) <= left
@@ -246,7 +246,7 @@ def forward_plan(
     spare = max(left, room // 8) if picked == "fast" else room
     batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))
     # A group reads one store and writes the next: two of the largest are there at once. They stay while it trains.
-    largest = max(math.prod(layer.output.shape) for layer in manifest.layers)
+    largest = max(math.prod(layer.output.shape) for layer in pieces)
     stored = 2 * samples * largest * (2 if activations == "float16" else 4)
     folder = None if stored <= left // 4 else work / "activations"
     return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked

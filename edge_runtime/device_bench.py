@@ -110,8 +110,8 @@ class JobBundle:
         self._progress("fetch graphs", 0, 1)
         for boundary in boundaries:
             self._remote.training_files(boundary, engine)
-        frozen = max(boundary.layer for boundary in boundaries)
-        for layer in {*self.manifest.layers[:frozen], self.manifest.layers[-1]}:  # the last one warms the runtime up
+        frozen = {layer for boundary in boundaries for layer in self.manifest.frozen(boundary)}
+        for layer in {*frozen, self.manifest.layers[-1]}:  # the last one warms the runtime up
             self._remote.layer_file(layer)
         self._progress("fetch weights", 0, 1)
         for attempt in range(ATTEMPTS):

@@ -23,7 +23,7 @@ from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.capacity import FLOAT_BYTES
 from federation.errors import EmbraceError, OutOfMemory
-from federation.manifest import Manifest
+from federation.manifest import Boundary, Manifest
 
 # Numbers of the first and last sample -> the inputs of the first layer.
 Inputs = Callable[[int, int], NDArray[Any]]
@@ -69,18 +69,31 @@ def store_activations(
     settings: RuntimeSettings,
     watch: Stopwatch,
     report: Report = lambda what, done, total: None,
+    boundary: Boundary | None = None,
 ) -> ActivationStore:
-    """Run `count` samples through some layers and store what the last one gives."""
+    """Run `count` samples through some layers, and through the head of a boundary behind them if it has one.
+
+    What the last one gives is stored. A head has the number of the layer whose first steps it runs.
+    """
     manifest, store = source.manifest, None
     parts = groups(manifest, layers.start, layers.stop, plan.memory, settings.profile)
+    pieces = dict(enumerate(manifest.layers))
+    if boundary is not None and boundary.head is not None:
+        pieces[boundary.layer] = boundary.head
+        parts.append(range(boundary.layer, boundary.layer + 1))
+    end = parts[-1].stop if parts else 0
+
+    def fetch(number: int) -> Path:
+        return source.fetch(number) if number in layers or boundary is None else source.fetch_head(boundary)
+
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
-        for part, graphs in _fetched(source, parts, pool, watch):
+        for part, graphs in _fetched(fetch, parts, pool, watch):
             with watch.part("load"):
                 sessions = [LayerForward(graph, settings) for graph in graphs]
             with watch.part("activation_io"):
                 following = ActivationStore(
                     count,
-                    manifest.layers[part[-1]].output,
+                    pieces[part[-1]].output,
                     stored_as=plan.stored_as,
                     folder=plan.folder,
                     limit=plan.store_limit,
@@ -88,17 +101,17 @@ def store_activations(
             unfinished.callback(following.close)
             for start in range(0, count, plan.batch):
                 stop = min(start + plan.batch, count)
-                report(manifest.layers[part[-1]].name, part.start * count + len(part) * stop, layers.stop * count)
+                report(pieces[part[-1]].name, part.start * count + len(part) * stop, end * count)
                 with watch.part("activation_io"):
                     value = store.rows(start, stop) if store else inputs(start, stop)
-                value = _run_all(sessions, value, [manifest.layers[layer].name for layer in part], watch)
+                value = _run_all(sessions, value, [pieces[layer].name for layer in part], watch)
                 with watch.part("activation_io"):
                     following.write(start, value)
             if store:
                 store.close()
             store = following
             del sessions  # before the next group is loaded
-            for layer in part:
+            for layer in set(part).intersection(layers):
                 source.release(layer)
         unfinished.pop_all()  # nothing failed: the last store is the caller's
     if store is None:
@@ -125,13 +138,13 @@ def _run(session: LayerForward, value: NDArray[Any], name: str, watch: Stopwatch
 
 
 def _fetched(
-    source: LayerSource, parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
+    fetch_one: Callable[[int], Path], parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
 ) -> Iterator[tuple[range, list[Path]]]:
     """Yield each group with its graphs; the next one is being fetched while this one is in use."""
 
     def fetch(part: range) -> tuple[list[Path], float]:
         began = watch.now()
-        return [source.fetch(layer) for layer in part], watch.now() - began
+        return [fetch_one(layer) for layer in part], watch.now() - began
 
     fetching = pool.submit(fetch, parts[0])
     for part, following in zip_longest(parts, parts[1:]):

@@ -125,7 +125,7 @@ def _shapes(parameters: Iterable[Parameter]) -> dict[str, Shape]:
 
 
 def _batch(manifest: Manifest, boundary: Boundary) -> dict[str, Shape]:
-    first = manifest.layers[boundary.layer].input
+    first = manifest.entry(boundary)
     return {"input": (None, *first.shape), "labels": (None, *manifest.labels.shape), "seed": ()}
 
 

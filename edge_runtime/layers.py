@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from federation.errors import BundleError
-from federation.manifest import Manifest
+from federation.manifest import Boundary, Layer, Manifest
 from federation.space import Vector
 from federation.weights import header
 
@@ -28,8 +28,18 @@ class LayerSource(Protocol):
     def fetch(self, layer: int) -> Path:
         """Return the path of a layer's graph, ready to load; block until everything it needs is there."""
 
+    def fetch_head(self, boundary: Boundary) -> Path:
+        """Return the path of the graph of a boundary's head likewise; its weights are trained, so they stay."""
+
     def release(self, layer: int) -> None:
         """Forget a layer that is not needed any more."""
+
+
+def head_of(boundary: Boundary) -> Layer:
+    """Return the head of a boundary that has one."""
+    if boundary.head is None:
+        raise ValueError(f"boundary {boundary.name!r} has no head")
+    return boundary.head
 
 
 class BundleSource:
@@ -41,7 +51,13 @@ class BundleSource:
         self.lineage = self.version = manifest.weights.sha256
 
     def fetch(self, layer: int) -> Path:
-        graph, weights = self.manifest.layers[layer].forward, self.manifest.weights
+        return self._checked(self.manifest.layers[layer])
+
+    def fetch_head(self, boundary: Boundary) -> Path:
+        return self._checked(head_of(boundary))
+
+    def _checked(self, layer: Layer) -> Path:
+        graph, weights = layer.forward, self.manifest.weights
         for file in (graph, weights):
             path = self.directory / file.name
             if not path.is_file() or path.stat().st_size != file.bytes:
@@ -69,6 +85,9 @@ class TrainedSource:
 
     def fetch(self, layer: int) -> Path:
         return Path(shutil.copy(self._bundle / self.manifest.layers[layer].forward.name, self._work))
+
+    def fetch_head(self, boundary: Boundary) -> Path:
+        return Path(shutil.copy(self._bundle / head_of(boundary).forward.name, self._work))
 
     def release(self, layer: int) -> None:
         (self._work / self.manifest.layers[layer].forward.name).unlink(missing_ok=True)

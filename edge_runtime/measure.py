@@ -143,8 +143,8 @@ def measure_here(case: Case) -> Measurement:
     manifest = read_manifest(directory)
     boundary = manifest.boundary(case.boundary)
     settings = RuntimeSettings(case.threads, profile=case.profile)
-    entry = manifest.layers[boundary.layer].input
-    frozen = range(boundary.layer) if case.whole_round else range(0)
+    entry = manifest.entry(boundary)
+    frozen = manifest.frozen(boundary) if case.whole_round else ()
     _warm_runtime(case, directory, manifest, settings)
     idle = current_memory()
     forward: list[float] = []
@@ -161,7 +161,7 @@ def measure_here(case: Case) -> Measurement:
             compute = np.zeros(count)
             for layer in frozen:
                 began = time.perf_counter()
-                session = LayerForward(directory / manifest.layers[layer].forward.name, settings)
+                session = LayerForward(directory / layer.forward.name, settings)
                 load += time.perf_counter() - began
                 for number in range(count):
                     began = time.perf_counter()

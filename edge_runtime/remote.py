@@ -18,6 +18,7 @@ from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
 from edge_runtime.engine.ort_training import TRAINING_MODEL
 from edge_runtime.graph_check import check_forward_graph, check_ort_training_graph, check_training_graph
+from edge_runtime.layers import head_of
 from edge_runtime.system import HERE
 from federation.coverage import coverage
 from federation.device_task import Part
@@ -207,6 +208,13 @@ class RemoteSource:
     def fetch(self, layer: int) -> Path:
         self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))
         return self.bundle.layer_file(self.manifest.layers[layer])
+
+    def fetch_head(self, boundary: Boundary) -> Path:
+        head, space = head_of(boundary), self.bundle.space
+        for number, parameters in enumerate(space.layers):
+            if not set(head.parameters).isdisjoint(parameters):  # as a rule they came with the task
+                self.bundle.fetch_weights(self.offer, space.layer(number))
+        return self.bundle.layer_file(head)
 
     def release(self, layer: int) -> None:
         if not self.keeps:

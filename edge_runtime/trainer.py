@@ -28,7 +28,7 @@ from federation.axes.local import LocalStep, Start, runs
 from federation.axes.local.rule import check_like
 from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss, OutOfMemory
-from federation.manifest import Boundary
+from federation.manifest import Boundary, Layer
 from federation.messages import Report, Task
 from federation.space import Vector
 
@@ -65,7 +65,7 @@ class _Stored:
 
     rows: ActivationStore
     numbers: NDArray[np.int64]  # of the samples, ascending
-    layer: int
+    frozen: tuple[Layer, ...]  # what they went through
     stored_as: str
     lineage: str
     version: str
@@ -135,7 +135,7 @@ class Trainer:
             self.close()
             problem = str(error) or "not enough memory"
             raise OutOfMemory(f"training from {boundary.name!r}: {problem}; {self._advice(boundary)}") from None
-        stored = self._stored.rows.nbytes if self._stored and boundary.layer else 0
+        stored = self._stored.rows.nbytes if self._stored and self.manifest.frozen(boundary) else 0
         report = Report(
             status="done",
             boundary=self.manifest.tiers.get(task.boundary, task.boundary),
@@ -185,7 +185,7 @@ class Trainer:
     def _prepare(self, task: Task, covered: Coverage, watch: Stopwatch) -> None:
         """Store fresh activations first, open the session afterwards: with little memory both do not fit at once."""
         boundary, graphs = covered.boundary, tuple(graph.name for graph in covered.graphs)
-        if boundary.layer and not self._still_good(task, boundary):
+        if self.manifest.frozen(boundary) and not self._still_good(task, boundary):
             if self._stored:
                 self._stored.rows.close()
                 self._stored = None
@@ -200,7 +200,7 @@ class Trainer:
 
     def _still_good(self, task: Task, boundary: Boundary) -> bool:
         stored = self._stored
-        if stored is None or (stored.layer, stored.stored_as) != (boundary.layer, task.activations):
+        if stored is None or (stored.frozen, stored.stored_as) != (self.manifest.frozen(boundary), task.activations):
             return False
         augmentation = Augmentation(task.crop, task.flip)
         if stored.augmentation != augmentation:
@@ -230,11 +230,11 @@ class Trainer:
             return augmentation.apply(x, numbers, task.seed, task.round * _EPOCHS) if augmentation else x
 
         plan = replace(self.plan, stored_as=task.activations)
-        rows = self._engine().store(range(boundary.layer), inputs, len(wanted), plan, watch, self.progress)
+        rows = self._engine().store(boundary, inputs, len(wanted), plan, watch, self.progress)
         return _Stored(
             rows,
             wanted,
-            boundary.layer,
+            self.manifest.frozen(boundary),
             task.activations,
             self.source.lineage,
             self.source.version,
@@ -254,7 +254,7 @@ class Trainer:
             start = Start(step.parameters, task.steps, task.rate, received.origin, received.brought)
             space = boundary.space(self.manifest)
             local = LocalStep(task.rules, start, *runs(space, boundary.layer, covered.layers))
-        entry = self.manifest.layers[boundary.layer].input
+        entry = self.manifest.entry(boundary)
         batch = self._batch(task)
         with watch.part("activation_io"):
             x = np.empty((batch, *entry.shape), entry.dtype)
@@ -291,7 +291,7 @@ class Trainer:
         labels: NDArray[Any],
     ) -> None:
         """Read one batch into the memory that the session is bound to."""
-        if boundary.layer:
+        if self.manifest.frozen(boundary):
             assert self._stored is not None
             self._stored.rows.read(np.searchsorted(self._stored.numbers, indices), x)
             np.take(self.samples.labels, indices, axis=0, out=labels, mode="clip")

@@ -154,7 +154,7 @@ def attempt(told: Conditions, boundary: Boundary, engine: EngineName, place: Pat
 def _steps(told: Conditions, boundary: Boundary, engine: EngineName, idle: Memory, tell: Tell) -> None:
     """Train as a task does, on numbers that mean nothing: neither memory nor time depends on them."""
     manifest, seconds = told.manifest, []
-    entry = manifest.layers[boundary.layer].input
+    entry = manifest.entry(boundary)
     x = random_inputs(entry, told.batch, manifest.vocabulary)
     labels = random_labels_of(manifest, told.batch)
     with PeakMeter(idle) as meter:

@@ -59,7 +59,7 @@ def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int | None = N
     if boundary.step_memory is None:
         graph = boundary.train.bytes if boundary.train else sum(f.bytes for f in boundary.ort_training[:1])
         return int(ARENA * (formula.total + GRAPH_BYTES * graph))
-    entry = manifest.layers[boundary.layer].input
+    entry = manifest.entry(boundary)
     item = 8 if entry.dtype.endswith("64") else FLOAT_BYTES
     vectors = formula.parameters + formula.gradients + formula.optimiser
     return vectors + size * item * math.prod(entry.shape) + _between(boundary.step_memory, size)
@@ -121,15 +121,15 @@ def memory_for(weights: int, statistics: int, activations: int) -> PredictedMemo
 
 
 def forward_macs(manifest: Manifest, boundary: Boundary) -> int:
-    """Count multiply-accumulates per sample of the frozen layers: paid once, when the activations are stored."""
-    return sum(layer.macs for layer in manifest.layers[: boundary.layer])
+    """Count multiply-accumulates per sample of what is frozen: paid once, when the activations are stored."""
+    return sum(layer.macs for layer in manifest.frozen(boundary))
 
 
 def training_macs(manifest: Manifest, boundary: Boundary) -> int:
     """Count multiply-accumulates per sample of one training step: forward, weight gradients, input gradients.
 
     An estimate: each of the three costs about as much as the forward pass, and the first trained layer needs no
-    input gradient (if it is a block, only its first operators are without). `last_steps` is not taken into account.
+    input gradient (if it is a block, only its first operators are without). Steps of a head are not among them.
     A narrow layer multiplies as much less as it has fewer weights.
     """
     macs = [layer.macs for layer in manifest.layers]
@@ -137,7 +137,8 @@ def training_macs(manifest: Manifest, boundary: Boundary) -> int:
         spaces = zip(manifest.space.layers, boundary.space(manifest).layers, strict=True)
         macs = [count * _factors(thin) // max(_factors(wide), 1) for count, (wide, thin) in zip(macs, spaces)]
     trained = macs[boundary.layer :]
-    return 3 * sum(trained) - trained[0]
+    skipped = boundary.head.macs if boundary.head else 0
+    return 3 * (sum(trained) - skipped) - max(trained[0] - skipped, 0)
 
 
 def _factors(layer: Sequence[Parameter]) -> int:

@@ -116,6 +116,8 @@ class Boundary:
     narrow: tuple[tuple[tuple[int, ...], ...], ...] | None = field(default=None, metadata=ABSENT)
     # Pairs of a batch size and the bytes that the portable graph takes at it, predicted from its values' lifetimes.
     step_memory: tuple[tuple[int, ...], ...] | None = field(default=None, metadata=ABSENT)
+    # With last_steps: the steps before them as a frozen layer, whose output is what enters the training graph.
+    head: Layer | None = field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         pairs = self.step_memory
@@ -177,6 +179,8 @@ class Manifest:
                 raise BundleError(f"boundary {boundary.name!r} starts at layer {boundary.layer}, which does not exist")
             if boundary.width is not None or boundary.narrow is not None:
                 self._check_narrow(boundary)
+            if boundary.head is not None:
+                self._check_head(boundary, boundary.head)
         names = [b.name for b in self.boundaries]
         if len(set(names)) != len(names):
             raise BundleError("two boundaries have the same name")
@@ -214,6 +218,15 @@ class Manifest:
         except InputError as error:
             raise BundleError(f"boundary {boundary.name!r}: {error}") from None
 
+    def _check_head(self, boundary: Boundary, head: Layer) -> None:
+        if boundary.last_steps is None:
+            raise BundleError(f"boundary {boundary.name!r}: a head has the steps in front of last_steps, which is null")
+        if head.input != self.layers[boundary.layer].input or head.output.dtype != "float32":
+            raise BundleError(f"boundary {boundary.name!r}: its head must take what enters its layer, and give float32")
+        own = {p for layer in self.layers[boundary.layer :] for p in layer.parameters}
+        if not own.issuperset(head.parameters):
+            raise BundleError(f"boundary {boundary.name!r}: its head has parameters that the boundary does not train")
+
     @cached_property
     def space(self) -> ParameterSpace:
         return ParameterSpace([layer.parameters for layer in self.layers])
@@ -244,6 +257,14 @@ class Manifest:
         known = ", ".join([*self.tiers, *(b.name for b in self.boundaries)])
         raise BundleError(f"no boundary or tier named {name!r}; this bundle has: {known}")
 
+    def frozen(self, boundary: Boundary) -> tuple[Layer, ...]:
+        """List what runs once per round, so that training from a boundary can begin: the layers in front, the head."""
+        return (*self.layers[: boundary.layer], *((boundary.head,) if boundary.head else ()))
+
+    def entry(self, boundary: Boundary) -> TensorSpec:
+        """Describe the tensor that enters the training graphs of a boundary."""
+        return boundary.head.output if boundary.head else self.layers[boundary.layer].input
+
     def weights_from(self, layer: int) -> int:
         """Count the trainable elements from a layer to the output (p in the papers)."""
         return self._count(layer, "weight")
@@ -271,6 +292,7 @@ class Manifest:
         for boundary in self.boundaries:
             found += [boundary.train] if boundary.train else []
             found += boundary.ort_training
+            found += [boundary.head.forward] if boundary.head else []
         return found
 
 

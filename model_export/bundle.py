@@ -24,6 +24,7 @@ from federation.manifest import (
     FileRef,
     Layer,
     Manifest,
+    TensorSpec,
     dumps,
     narrow_name,
 )
@@ -36,13 +37,21 @@ from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_mac
 from model_export.capture import EXPORTERS, REMEDY, Captured, Exporter, cause
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
+from model_export.head import HeadCut
 from model_export.layers import LayerGraph, find_layer, split_layers
 from model_export.lifetimes import step_memory
 from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
 from model_export.source import ModelSource
-from model_export.training import inference_graph, ort_forward_graph, tensor_spec, training_graph, uses_dropout
+from model_export.training import (
+    head_graph,
+    inference_graph,
+    ort_forward_graph,
+    tensor_spec,
+    training_graph,
+    uses_dropout,
+)
 from model_export.zoo import Tier
 
 ENGINES = ("portable", "ort-training")
@@ -168,7 +177,8 @@ def _check_loads(manifest: Manifest, directory: Path) -> None:
     for boundary in manifest.boundaries:
         if boundary.train and boundary.layer == 0:
             training_session(directory / boundary.train.name, RuntimeSettings())
-    for layer in manifest.layers:
+    heads = [boundary.head for boundary in manifest.boundaries if boundary.head]
+    for layer in (*manifest.layers, *heads):
         inference_session(directory / layer.forward.name, RuntimeSettings())
 
 
@@ -228,7 +238,7 @@ def _write(
     total = len(cuts) + len(choices.widths)
     for number, (own, suffix, plain_boundary) in enumerate(_to_write(source, graph, layers, cuts, choices)):
         progress(f"differentiating from {plain_boundary.name}", number, total)
-        boundary, remarks = _write_boundary(own, suffix, plain_boundary, source, choices, directory)
+        boundary, remarks = _write_boundary(own, suffix, plain_boundary, source, choices, directory, where)
         boundaries.append(boundary)
         notes += [remark for remark in remarks if remark not in notes]
     progress("done", total, total)
@@ -332,19 +342,52 @@ def _write_boundary(
     source: ModelSource,
     choices: Choices,
     directory: Path,
+    where: Mapping[str, tuple[int, int]],
 ) -> tuple[Boundary, list[str]]:
     """One boundary's graphs for each engine, and what could not be done."""
     stem = _file_stem(boundary.layer, boundary.name)
     notes: list[str] = []
     if "portable" in choices.engines:
         name = f"train.{stem}.onnx"
-        model = training_graph(graph, suffix, source.loss, boundary.last_steps)
+        cut = head_cut(graph, suffix, boundary)
+        model = training_graph(graph, suffix, source.loss, boundary.last_steps, cut)
         (directory / name).write_bytes(serialise(model))
-        boundary = replace(boundary, train=file_ref(directory, name), step_memory=step_memory(model))
+        head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
+        boundary = replace(boundary, train=file_ref(directory, name), step_memory=step_memory(model), head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")
         boundary = replace(boundary, ort_training=refs)
     return boundary, notes
+
+
+def head_cut(graph: Graph, suffix: Sequence[LayerGraph], boundary: Boundary) -> HeadCut | None:
+    """Where the first steps end that run once per round; None where all are trained, or numbers of words come in."""
+    if boundary.last_steps is None or graph.dtypes[suffix[0].input] != np.float32:
+        return None
+    cut = HeadCut(graph, suffix, boundary.last_steps)
+    return cut if cut.heads else None
+
+
+def _write_head(
+    cut: HeadCut, boundary: Boundary, where: Mapping[str, tuple[int, int]], directory: Path, name: str
+) -> Layer:
+    model, parameters = head_graph(cut, where)
+    (directory / name).write_bytes(serialise(model))
+
+    def skipped(count: Callable[[Graph, LayerGraph, int | None], int]) -> int:
+        """What the trained steps do not have of a count."""
+        return sum(count(cut.graph, layer, None) - count(cut.graph, layer, cut.last_steps) for layer in cut.layers)
+
+    return Layer(
+        name=boundary.name,
+        input=tensor_spec(cut.graph, cut.layers[0].input),
+        output=TensorSpec("float32", (cut.size,)),
+        parameters=tuple(parameters),
+        activations=skipped(layer_activations),
+        macs=skipped(layer_macs),
+        dropouts=0,
+        forward=file_ref(directory, name),
+    )
 
 
 def _write_ort(

@@ -35,9 +35,9 @@ def layer_activations(graph: Graph, layer: LayerGraph, last_steps: int | None = 
     return total
 
 
-def layer_macs(graph: Graph, layer: LayerGraph) -> int:
+def layer_macs(graph: Graph, layer: LayerGraph, last_steps: int | None = None) -> int:
     """Multiply-accumulates of a forward pass per sample."""
-    return sum(_node_macs(graph, node) for node in layer.nodes)
+    return sum(_node_macs(graph, node, last_steps) for node in layer.nodes)
 
 
 def _derived(nodes: Sequence[NodeProto], name: str) -> set[str]:
@@ -55,7 +55,7 @@ def _recurrent_size(graph: Graph, node: NodeProto) -> tuple[int, int]:
     return steps, directions * int(attribute(node, "hidden_size"))
 
 
-def _node_macs(graph: Graph, node: NodeProto) -> int:
+def _node_macs(graph: Graph, node: NodeProto, last_steps: int | None) -> int:
     shapes = graph.shapes
     if node.op_type in ("Conv", "ConvTranspose"):
         weight = _per_sample((None, *shapes[node.input[1]]))
@@ -67,7 +67,9 @@ def _node_macs(graph: Graph, node: NodeProto) -> int:
     if node.op_type in RECURRENT_VALUES:
         steps, units = _recurrent_size(graph, node)
         hidden = int(attribute(node, "hidden_size"))
-        return steps * units * GATES[node.op_type] * (hidden + (shapes[node.input[0]][2] or 0))
+        return (
+            min(steps, last_steps or steps) * units * GATES[node.op_type] * (hidden + (shapes[node.input[0]][2] or 0))
+        )
     return 0
 
 

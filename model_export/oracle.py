@@ -21,6 +21,7 @@ from model_export.autodiff.rules.dropout import reference_mask
 from model_export.errors import ExportError
 from model_export.modes import set_modes, training_modes
 from model_export.plain_operators import plain_operators
+from model_export.short_memory import find_heads, short_memory
 from model_export.source import ModelSource
 
 Arrays = dict[str, np.ndarray]
@@ -128,6 +129,10 @@ class TorchOracle:
         seed: int,
         vector: np.ndarray,
     ) -> StepResult:
+        heads = None
+        if boundary.head is not None and boundary.last_steps is not None:
+            self._load(module, self._vector)  # as a device does: with the round's weights, whatever is trained
+            heads = find_heads(module.eval(), x, boundary.last_steps)
         self._load(module, vector)
         frozen = self.manifest.layers[: boundary.layer]
         trained = self.manifest.layers[boundary.layer :]
@@ -138,7 +143,7 @@ class TorchOracle:
                     module.get_submodule(parameter.name.rpartition(".")[0]).eval()
         module.zero_grad()
         skip = sum(layer.dropouts for layer in frozen)
-        with seeded_dropout(seed, skip), short_memory(boundary.last_steps), plain_operators():
+        with seeded_dropout(seed, skip), short_memory(boundary.last_steps, heads), plain_operators():
             predictions = module(x)
         value = torch_loss(self.manifest.loss, predictions, labels)
         value.backward()
@@ -196,57 +201,6 @@ def seeded_dropout(seed: int, skip: int, count: int = 0) -> Iterator[None]:
 
     with mock.patch.object(F, "dropout", dropout), mock.patch.object(torch, "dropout", dropout):
         yield
-
-
-@contextlib.contextmanager
-def short_memory(last_steps: int | None) -> Iterator[None]:
-    """Backpropagation through the last steps of each direction's recursion only."""
-    if last_steps is None:
-        yield
-        return
-    with (
-        mock.patch.object(torch._VF, "lstm", _shortened(torch._VF.lstm, last_steps)),
-        mock.patch.object(torch._VF, "gru", _shortened(torch._VF.gru, last_steps)),
-        mock.patch.object(torch._VF, "rnn_tanh", _shortened(torch._VF.rnn_tanh, last_steps)),
-        mock.patch.object(torch._VF, "rnn_relu", _shortened(torch._VF.rnn_relu, last_steps)),
-    ):
-        yield
-
-
-def _shortened(func: Callable[..., Any], last_steps: int) -> Callable[..., Any]:
-    """A single recurrent layer that runs its first steps without keeping anything for the gradient."""
-
-    def run(
-        x: Any, states: Any, weights: Any, bias: bool, layers: int, rate: float, training: bool, both: bool, first: bool
-    ) -> Any:
-        states = states if isinstance(states, (tuple, list)) else (states,)
-        x = x.transpose(0, 1) if first else x
-        per_direction = len(weights) // (2 if both else 1)
-        outputs, finals = [], []
-        for d in range(2 if both else 1):
-            mine = weights[d * per_direction : (d + 1) * per_direction]
-            start = [state[d : d + 1] for state in states]
-            sequence = x.flip(0) if d else x
-            head, tail = sequence[:-last_steps], sequence[-last_steps:]
-            pieces = []
-            if len(head):
-                with torch.no_grad():
-                    piece, *start = _call(func, head, start, mine, bias, training)
-                pieces.append(piece)
-            piece, *final = _call(func, tail, start, mine, bias, training)
-            joined = torch.cat([*pieces, piece])
-            outputs.append(joined.flip(0) if d else joined)
-            finals.append(final)
-        output = torch.cat(outputs, -1)
-        output = output.transpose(0, 1) if first else output
-        return (output, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
-
-    return run
-
-
-def _call(func: Callable[..., Any], x: Any, states: list[Any], weights: Any, bias: bool, training: bool) -> Any:
-    start = tuple(states) if len(states) > 1 else states[0]
-    return func(x, start, weights, bias, 1, 0.0, training, False, False)
 
 
 class _Recorder(TorchDispatchMode):

@@ -14,8 +14,19 @@ from model_export.autodiff.engine import Context, active_values, write_backward,
 from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
-from model_export.graph import Emitter, Graph, attribute, make_model, tensor_info
+from model_export.autodiff.rules.recurrent import GATES
+from model_export.graph import (
+    Emitter,
+    Graph,
+    attribute,
+    inputs_with_subgraphs,
+    make_model,
+    needed_nodes,
+    tensor_info,
+)
+from model_export.head import HeadCut
 from model_export.layers import LayerGraph, with_helpers
+from model_export.packing import pack
 from model_export.power_iteration import write_power_iterations
 
 INPUT, OUTPUT, PREDICTIONS, LOSS = "input", "output", "predictions", "loss"
@@ -49,9 +60,13 @@ def write_batch_values(emitter: Emitter, graph: Graph, source: str) -> None:
 
 
 def training_graph(
-    graph: Graph, layers: Sequence[LayerGraph], loss: Loss, last_steps: int | None = None
+    graph: Graph,
+    layers: Sequence[LayerGraph],
+    loss: Loss,
+    last_steps: int | None = None,
+    cut: HeadCut | None = None,
 ) -> onnx.ModelProto:
-    """Loss, gradients and new statistics of consecutive layers that end at the output."""
+    """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head."""
     source = layers[0].input
     nodes = with_helpers(graph, [node for layer in layers for node in layer.nodes])
     parameters = [p for layer in layers for p in layer.parameters]
@@ -61,7 +76,19 @@ def training_graph(
     nodes = layout.nodes
     emitter = Emitter()
     numbers = dropout_numbers(graph)
-    context = Context(emitter, layout.shapes, graph.constants, layout.active, last_steps, numbers, graph.fixed_rows)
+    context = Context(
+        emitter,
+        layout.shapes,
+        graph.constants,
+        layout.active,
+        last_steps,
+        numbers,
+        graph.fixed_rows,
+        cut.heads if cut else None,
+    )
+    if cut:
+        with emitter.scope("forward"):
+            cut.read(context, INPUT)
     write_batch_values(emitter, graph, source)
     own = {p.name for p in parameters}
     moved = write_power_iterations(context, [item for item in graph.power_iterations if item.u in own])
@@ -70,7 +97,7 @@ def training_graph(
     gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
 
     labels = labels_spec(loss, tensor_spec(graph, graph.output))
-    inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
+    inputs = [tensor_info(INPUT, graph.dtypes[source], (None, cut.size) if cut else graph.shapes[source])]
     inputs.append(tensor_info(LABELS_INPUT, labels.dtype, (None, *labels.shape)))
     if any(SEED_INPUT in node.input for node in emitter.nodes):
         inputs.append(tensor_info(SEED_INPUT, np.int64, ()))
@@ -81,7 +108,7 @@ def training_graph(
     outputs = [tensor_info(LOSS, np.float32, ()), tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
     constants = {**graph.constants, **emitter.constants}
-    nodes = rename(emitter, {source: INPUT, **moved}, results)
+    nodes = rename(emitter, moved if cut else {source: INPUT, **moved}, results)
     return make_model("train", nodes, inputs, outputs, constants, graph.opset)
 
 
@@ -119,23 +146,50 @@ def inference_graph(graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[
 
     Without places the parameters are held in the graph itself.
     """
-    emitter = Emitter()
-    write_batch_values(emitter, graph, layer.input)
-    context = Context(emitter, graph.shapes, graph.constants, set())
+    context = _frozen_context(graph, layer.input)
     for node in with_helpers(graph, layer.nodes):
         _write_inference_node(context, node)
-    held = {} if places is not None else {p.name: graph.parameters()[p.name] for p in layer.parameters}
-    external = [] if places is None else [_external(p, *places[p.name]) for p in layer.parameters]
-    nodes = rename(emitter, {layer.input: INPUT}, {OUTPUT: layer.output})
-    return make_model(
-        "forward",
-        nodes,
-        [tensor_info(INPUT, graph.dtypes[layer.input], graph.shapes[layer.input])],
-        [tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])],
-        {**graph.constants, **emitter.constants, **held},
-        graph.opset,
-        external,
-    )
+    output = tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])
+    return _frozen_graph(context.emitter, graph, layer.input, layer.output, output, layer.parameters, places)
+
+
+def head_graph(cut: HeadCut, places: Mapping[str, tuple[int, int]] | None) -> tuple[onnx.ModelProto, list[Parameter]]:
+    """The steps in front of a cut as one frozen layer, and the parameters it has."""
+    graph, source = cut.graph, cut.layers[0].input
+    context = _frozen_context(graph, source, cut.last_steps)
+    for node in with_helpers(graph, cut.nodes):
+        _write_inference_node(context, node)
+        if node.op_type in GATES:
+            cut.write(context, node)
+    packed = pack(context.emitter, cut.values)
+    nodes = needed_nodes(context.emitter.nodes, [packed])
+    used = {name for node in nodes for name in inputs_with_subgraphs(node)}
+    parameters = [p for layer in cut.layers for p in layer.parameters if p.name in used]
+    output = tensor_info(OUTPUT, np.float32, (None, cut.size))
+    return _frozen_graph(context.emitter, graph, source, packed, output, parameters, places), parameters
+
+
+def _frozen_context(graph: Graph, source: str, last_steps: int | None = None) -> Context:
+    emitter = Emitter()
+    write_batch_values(emitter, graph, source)
+    return Context(emitter, graph.shapes, graph.constants, set(), last_steps)
+
+
+def _frozen_graph(
+    emitter: Emitter,
+    graph: Graph,
+    source: str,
+    result: str,
+    output: onnx.ValueInfoProto,
+    parameters: Sequence[Parameter],
+    places: Mapping[str, tuple[int, int]] | None,
+) -> onnx.ModelProto:
+    held = {} if places is not None else {p.name: graph.parameters()[p.name] for p in parameters}
+    external = [] if places is None else [_external(p, *places[p.name]) for p in parameters]
+    nodes = rename(emitter, {source: INPUT}, {OUTPUT: result})
+    inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
+    constants = {**graph.constants, **emitter.constants, **held}
+    return make_model("forward", nodes, inputs, [output], constants, graph.opset, external)
 
 
 def _write_inference_node(context: Context, node: NodeProto) -> None:

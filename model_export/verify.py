@@ -202,11 +202,13 @@ class EngineRun:
     def __init__(self, bundle: _Bundle, boundary: Boundary, engine: EngineName) -> None:
         self.space = boundary.space(bundle.manifest)
         self.boundary = boundary
+        self.head = LayerForward(bundle.directory / boundary.head.forward.name) if boundary.head else None
         self.step = open_step(bundle.directory, bundle.manifest, boundary, engine)
 
     def __call__(self, sample: _Sample, vector: np.ndarray) -> StepResult:
         self.step.parameters[:] = vector[self.step.suffix]
-        loss = self.step.run(sample.entering(self.boundary.layer), sample.labels, sample.seed)
+        x = sample.entering(self.boundary.layer)
+        loss = self.step.run(self.head(x) if self.head else x, sample.labels, sample.seed)
         values = self.space.views(self.step.gradients.copy(), start=self.step.suffix.start)
         kinds = self.step.kinds
         gradients = {name: value for name, value in values.items() if kinds[name] == "weight"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from federation.capacity import forward_macs
 from federation.coverage import coverage
 from federation.manifest import Manifest
 from federation.messages import Task
@@ -84,6 +85,7 @@ class Assigner:
         samples = self.samples[seat.device]
         task = seat.task.for_samples(samples)
         share = start.width**2 if start.width else 1.0
-        trained, frozen = (sum(layer.macs for layer in part) for part in (layers[start.layer :], layers[: start.layer]))
+        frozen = forward_macs(self.manifest, start)
+        trained = sum(layer.macs for layer in layers) - frozen
         seen = min(task.batch, samples) * task.steps
         return 3 * seen * share * trained + min(samples, seen) * frozen

@@ -102,7 +102,8 @@ class SimulatedServer:
         return age if stored == layer and age < self._ages else 0
 
     def _layer(self, task: Task) -> int:
-        return coverage(self.engine.manifest, task.boundary).boundary.layer
+        manifest = self.engine.manifest
+        return len(manifest.frozen(coverage(manifest, task.boundary).boundary))
 
     def _previous(self) -> Cohort | None:
         if not self.state.previous:

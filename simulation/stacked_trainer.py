@@ -164,7 +164,7 @@ class StackedTrainer:
 
     def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
         """Compute what enters the boundary's layer."""
-        return infer(self.engine.frozen_part(boundary.layer), inputs) if boundary.layer else inputs
+        return infer(self.engine.frozen_part(boundary), inputs) if self.manifest.frozen(boundary) else inputs
 
 
 class _Stack:

@@ -24,11 +24,12 @@ from edge_runtime.forward import Report as Progress
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.axes.local import runs
 from federation.errors import EmbraceError, OutOfMemory
-from federation.manifest import Boundary, Manifest
+from federation.manifest import Boundary, Layer, Manifest
 from federation.metrics import Score, score
 from federation.space import ParameterSpace, Vector
-from model_export.oracle import seeded_dropout, short_memory, torch_loss
+from model_export.oracle import seeded_dropout, torch_loss
 from model_export.plain_operators import plain_operators
+from model_export.short_memory import HeadLayout, HeadModule, short_memory
 from simulation.pool import ALIGNMENT
 from simulation.torch_model import back_module, build_module, front_module, tensors_of
 
@@ -93,6 +94,8 @@ class Forward:
         self._seeded = manifest.uses_seed
         self._last_steps = boundary.last_steps
         self._dropouts = sum(layer.dropouts for layer in manifest.layers[: boundary.layer])
+        self._boundary = boundary
+        self._head: HeadLayout | None = None
 
     @property
     def plain(self) -> bool:
@@ -102,10 +105,14 @@ class Forward:
     def __call__(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         if self.plain:
             return call(module, x)
+        heads = None
+        if self._boundary.head is not None:
+            self._head = self._head or HeadLayout(module, self._boundary)
+            x, heads = self._head.unpack(x)
         with contextlib.ExitStack() as stack:
             if self._seeded:
                 stack.enter_context(seeded_dropout(seed, 0, self._dropouts))
-            stack.enter_context(short_memory(self._last_steps))
+            stack.enter_context(short_memory(self._last_steps, heads))
             stack.enter_context(plain_operators())
             return call(module, x)
 
@@ -157,7 +164,7 @@ class TorchEngine:
         self.manifest = manifest
         self.weights = weights
         self._steps: dict[str, TorchStep] = {}
-        self._fronts: dict[int, nn.Module] = {}
+        self._fronts: dict[tuple[Layer, ...], nn.Module] = {}
         self._whole: nn.Module | None = None
 
     def open_step(self, boundary: Boundary) -> TorchStep:
@@ -172,23 +179,30 @@ class TorchEngine:
             return build_module(self.manifest, boundary.width).train()
         return back_module(self.directory, self.manifest, boundary.layer)
 
-    def frozen_part(self, layer: int) -> nn.Module:
-        """Return a module of everything in front of a layer, with the global weights as they are now."""
-        if layer not in self._fronts:
-            front = front_module(self.directory, self.manifest, layer)
-            self._fronts[layer] = connect_frozen(front, self.manifest.space, self.weights)
-        return self._fronts[layer]
+    def frozen_part(self, boundary: Boundary) -> nn.Module:
+        """Return a module of everything that is frozen at a boundary, with the global weights as they are now."""
+        frozen = self.manifest.frozen(boundary)
+        if frozen not in self._fronts:
+            parts: list[nn.Module] = []
+            if boundary.layer:
+                parts.append(self._frozen(front_module(self.directory, self.manifest, boundary.layer)))
+            if boundary.head:
+                parts.append(HeadModule(self._frozen(self.trained_part(boundary)), boundary))
+            self._fronts[frozen] = parts[0] if len(parts) == 1 else nn.Sequential(*parts)
+        return self._fronts[frozen]
+
+    def _frozen(self, module: nn.Module) -> nn.Module:
+        return connect_frozen(module, self.manifest.space, self.weights)
 
     def store(
-        self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
     ) -> ActivationStore:
-        if layers.start:
-            raise ValueError(f"frozen layers begin with the first, got {layers}")
-        front, last = self.frozen_part(layers.stop), self.manifest.layers[layers.stop - 1]
+        front, frozen = self.frozen_part(boundary), self.manifest.frozen(boundary)
+        last = frozen[-1]
         rows = ActivationStore(count, last.output, stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit)
         for start in range(0, count, plan.batch):
             stop = min(start + plan.batch, count)
-            progress(last.name, layers.stop * stop, layers.stop * count)
+            progress(last.name, len(frozen) * stop, len(frozen) * count)
             with watch.part("activation_io"):
                 x = inputs(start, stop)
             with watch.part(FORWARD + last.name):

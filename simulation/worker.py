@@ -88,6 +88,9 @@ class GlobalSource:
     def fetch(self, layer: int) -> Path:
         raise AssertionError("the engine has the weights")
 
+    def fetch_head(self, boundary: Boundary) -> Path:
+        raise AssertionError("the engine has the weights")
+
     def release(self, layer: int) -> None:
         raise AssertionError("the engine has the weights")
 

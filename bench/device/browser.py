@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from bench.device.entering import Entering
 from bench.device.subject import Subject, open_subject
 from bench.processes import family_cpu, family_memory
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.choose import open_step
-from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.machine import load_average
-from edge_runtime.measure import RATE, RULES, random_inputs, random_labels_of
+from edge_runtime.measure import RATE, RULES, random_labels_of
 from federation.axes.local import LocalStep, Start, runs
 from federation.errors import InputError
 from federation.manifest import Boundary
@@ -268,11 +268,9 @@ class _Case:
         self.batch = batch
         self.labels = random_labels_of(self.manifest, batch)
         vector = np.array(map_weights(self.directory / self.manifest.weights.name, self.manifest.space))
-        entering = [random_inputs(self.manifest.input, batch, self.manifest.vocabulary)]
-        for layer in self.manifest.layers[:-1]:
-            entering.append(LayerForward(self.directory / layer.forward.name, RuntimeSettings())(entering[-1]))
+        entering = Entering(self.directory, self.manifest, batch, RuntimeSettings())
         chosen = [boundary for boundary in self.manifest.boundaries if boundary.name in boundaries]
-        self.inputs = {boundary.name: entering[boundary.layer] for boundary in chosen}
+        self.inputs = {boundary.name: entering(boundary) for boundary in chosen}
         self.parameters = {b.name: vector[self.manifest.space.suffix(b.layer)] for b in chosen if b.narrow is None}
 
     def native(self, boundary: Boundary, threads: int) -> TakeTurn:

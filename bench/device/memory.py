@@ -177,7 +177,7 @@ def _measured(
 
     runs = sorted((run(False) for _ in range(repeats)), key=_anonymous)
     idle, training = runs[len(runs) // 2]
-    rounds = [run(True) for _ in range(repeats)] if boundary.layer and runner != "torch" else []
+    rounds = [run(True) for _ in range(repeats)] if subject.manifest.frozen(boundary) and runner != "torch" else []
     whole_round = sorted(rounds, key=_anonymous)[len(rounds) // 2][1] if rounds else None
     return idle, training, whole_round, [_anonymous(one) for one in runs]
 

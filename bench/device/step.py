@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime
 
+from bench.device.entering import Entering
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.ort_training import is_available
-from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
-from edge_runtime.measure import random_inputs, random_labels_of
+from edge_runtime.measure import random_labels_of
 from federation.errors import EmbraceError, InputError, VerificationError
 from federation.manifest import Boundary, Manifest
 from federation.narrow import take_corners
@@ -170,17 +170,15 @@ class _Case:
         self.settings = RuntimeSettings(threads)
         self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
         self.labels = random_labels_of(manifest, batch)
-        self.entering = [random_inputs(manifest.input, batch, manifest.vocabulary)]
-        for layer in manifest.layers[:-1]:
-            self.entering.append(LayerForward(directory / layer.forward.name, self.settings)(self.entering[-1]))
+        self.entering = Entering(directory, manifest, batch, self.settings)
 
     def steps(self, boundary: Boundary, notes: list[str]) -> dict[str, Step]:
         """Open each engine that can train from this boundary, and check that all do the same work: the same loss."""
         steps: dict[str, Step] = {}
         losses: dict[str, float] = {}
-        x = self.entering[boundary.layer]
+        x = self.entering(boundary)
         if self.module is not None:
-            own = self.module.step(boundary, self.entering[0], x, self.labels)
+            own = self.module.step(boundary, self.entering, self.labels)
             if own is not None:
                 steps["torch"] = own
                 losses["torch"] = self.module.loss(own, boundary, SEED)

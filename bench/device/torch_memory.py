@@ -41,10 +41,10 @@ def measure_torch(request: dict[str, Any]) -> dict[str, Any]:
     _give_back()
     idle = current_memory()
     with PeakMeter() as meter:
-        entry = manifest.layers[boundary.layer].input
+        entry = manifest.entry(boundary)
         x = random_inputs(entry, request["batch"], manifest.vocabulary)
         labels = random_labels_of(manifest, request["batch"])
-        step = TimedTorchStep(_filled(part), manifest.loss, x, labels, boundary.last_steps)
+        step = TimedTorchStep(_filled(part), manifest.loss, x, labels, boundary)
         optimiser = torch.optim.SGD(part.parameters(), RATE, momentum=0.9, weight_decay=1e-4)
         for _ in range(request["iterations"]):
             step()

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench.device.entering import Entering
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.engine.ort_training import is_available
 from federation.errors import InputError, MissingPackage
 from federation.manifest import Boundary, Loss, Manifest
 from model_export.bundle import Choices, Progress, export_bundle
-from model_export.oracle import seeded_dropout, short_memory, torch_loss
+from model_export.oracle import seeded_dropout, torch_loss
+from model_export.short_memory import HeadLayout, short_memory
 from model_export.source import ModelSource, load_source
 from model_export.verify import rebuild_source
 
@@ -30,18 +32,20 @@ class TimedTorchStep:
         loss: Loss,
         x: np.ndarray[Any, Any],
         labels: np.ndarray[Any, Any],
-        last_steps: int | None,
+        boundary: Boundary,
     ) -> None:
         self.suffix = suffix.train()
         self.loss = loss
-        self.last_steps = last_steps
+        self.last_steps = boundary.last_steps
+        self.layout = HeadLayout(suffix, boundary) if boundary.head else None
         self.x = torch.from_numpy(x)
         self.labels = torch.from_numpy(labels)
 
     def __call__(self) -> float:
         self.suffix.zero_grad(set_to_none=True)
-        with short_memory(self.last_steps):
-            predictions = self.suffix(self.x)
+        x, heads = self.layout.unpack(self.x) if self.layout else (self.x, None)
+        with short_memory(self.last_steps, heads):
+            predictions = self.suffix(x)
         value = torch_loss(self.loss, predictions, self.labels)
         value.backward()
         return value.item()
@@ -60,9 +64,7 @@ class TorchReference:
         vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
         self._values = manifest.space.views(vector)
 
-    def step(
-        self, boundary: Boundary, first: np.ndarray[Any, Any], x: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]
-    ) -> TimedTorchStep | None:
+    def step(self, boundary: Boundary, entering: Entering, labels: np.ndarray[Any, Any]) -> TimedTorchStep | None:
         """Return a boundary's step, of a fresh module: a step moves its statistics. None: no module starts there."""
         if boundary.narrow is not None:
             return None
@@ -70,8 +72,8 @@ class TorchReference:
         state = module.state_dict()
         for name, value in self._values.items():
             state[name].copy_(torch.from_numpy(value))
-        part = suffix_module(module, first, x, boundary.layer)
-        return None if part is None else TimedTorchStep(part, self.manifest.loss, x, labels, boundary.last_steps)
+        part = suffix_module(module, entering.layers[0], entering.layers[boundary.layer], boundary.layer)
+        return None if part is None else TimedTorchStep(part, self.manifest.loss, entering(boundary), labels, boundary)
 
     def loss(self, step: TimedTorchStep, boundary: Boundary, seed: int) -> float:
         """Compute the loss with the dropout masks of the other engines."""

@@ -8,6 +8,7 @@ A gate for tables that would take hours: where this fails, no algorithm can be j
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +21,23 @@ from model_export.zoo import zoo_model
 from simulation.datasets import Dataset, load_dataset
 
 SCORED_AT_ONCE = 500
+TOLD_EVERY = 100  # steps
 
 
 def train(data: Dataset, model: nn.Module, steps: int, batch: int, rate: float, momentum: float, seed: int) -> None:
-    """Take steps of stochastic gradient descent over batches drawn epoch by epoch."""
+    """Take steps of stochastic gradient descent over batches drawn epoch by epoch; tell the loss on the way."""
     rule = torch.optim.SGD(model.parameters(), rate, momentum)
     model.train()
-    for _, numbers in zip(range(steps), _batches(len(data.y_train), batch, seed)):
+    recent = 0.0
+    for number, numbers in zip(range(1, steps + 1), _batches(len(data.y_train), batch, seed)):
         loss = _loss(model(_inputs(data.x_train[numbers])), torch.from_numpy(data.y_train[numbers]))
         rule.zero_grad()
         loss.backward()
         rule.step()
+        recent += loss.item()
+        if number % TOLD_EVERY == 0:
+            print(f"  step {number}: loss {recent / TOLD_EVERY:.3f}", file=sys.stderr, flush=True)
+            recent = 0.0
 
 
 @torch.no_grad()

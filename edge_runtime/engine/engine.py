@@ -43,9 +43,9 @@ class Engine(Protocol):
         """Open the training step of a boundary."""
 
     def store(
-        self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
     ) -> ActivationStore:
-        """Run `count` samples through some frozen layers and store what the last one gives."""
+        """Run `count` samples through all that is frozen at a boundary and store what enters the training step."""
 
 
 class OnnxEngine:
@@ -62,6 +62,7 @@ class OnnxEngine:
         return open_step(self.directory, self.source.manifest, boundary, self.name, self.settings)
 
     def store(
-        self, layers: range, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
     ) -> ActivationStore:
-        return store_activations(self.source, layers, inputs, count, plan, self.settings, watch, progress)
+        layers = range(boundary.layer)
+        return store_activations(self.source, layers, inputs, count, plan, self.settings, watch, progress, boundary)

@@ -147,13 +147,13 @@ def _announce(manifest: Manifest, allowance: Allowance, samples: Samples, held_o
     screen.print(
         f"memory: {show.size(allowance.budget)} ({allowance.budget_from}), idle {show.size(allowance.idle)}, training "
         f"{'took' if allowance.trial else 'is predicted to take'} {show.size(allowance.needed)}"
-        f"{' in a trial' if allowance.trial else ''}{_where(allowance)}",
+        f"{' in a trial' if allowance.trial else ''}{_where(manifest, allowance)}",
         markup=False,
     )
 
 
-def _where(allowance: Allowance) -> str:
-    if not allowance.boundary.layer:
+def _where(manifest: Manifest, allowance: Allowance) -> str:
+    if not manifest.frozen(allowance.boundary):
         return ""  # nothing is stored: all layers are trained
     return f"; activations in {'a file' if allowance.plan.folder else 'memory'}"
 

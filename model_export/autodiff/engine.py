@@ -22,6 +22,9 @@ from model_export.graph import Emitter, Graph, Operand, Shape, inputs_with_subgr
 # them costs memory. (ResNet20 at batch 32: 81 MB of values alive at once with them kept, 53 without.)
 COPIES = ("Pad", "Gather", "Transpose")
 
+# Of one direction of a recurrent node, the names of the outputs of its first steps (or nothing), and of the states.
+Head = tuple[str, list[str]]
+
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
@@ -37,6 +40,7 @@ class Context:
         last_steps: int | None = None,
         dropout_numbers: Mapping[str, int] | None = None,
         fixed_rows: Mapping[str, int] | None = None,
+        heads: Mapping[str, Sequence[Head]] | None = None,
     ) -> None:
         self.emitter = emitter
         self.op = emitter.op
@@ -48,6 +52,7 @@ class Context:
         self.last_steps = last_steps
         self.dropout_numbers = dropout_numbers or {}  # by output: which dropout of the whole model
         self.fixed_rows = fixed_rows or {}  # by weight: the row that looking up does not train (padding)
+        self.heads = heads or {}  # by recurrent node: what its first steps gave, if that is known beforehand
         self.saved: dict[str, Any] = {}  # by first output: what a lowering keeps for its rule
         self.channel_scales: dict[
             str, str

@@ -3,7 +3,8 @@
 The forward Scan stores the gates of every step; a reverse Scan turns gradients of the outputs into gradients of the
 gates; the weight gradients are then single large products over all steps at once. One product with the input weights
 is taken out of the loop in front. Backpropagation can be limited to the last steps of each direction's recursion: the
-steps before run as the plain operator and keep nothing.
+steps before run as the plain operator and keep nothing, or they were run beforehand (`write_head`) and their states
+are given.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from model_export.autodiff.engine import FLOAT, Context
+from model_export.autodiff.engine import FLOAT, Context, Head
 from model_export.autodiff.registry import Gradients, lowering, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
@@ -80,8 +81,7 @@ def _pick(context: Context, value: str, index: int, count: int) -> str:
 @lowering("LSTM", "GRU", "RNN")
 def forward(context: Context, node: NodeProto) -> None:
     hidden, count, steps = _check(context, node)
-    reverse_only = attribute(node, "direction", "forward") == "reverse"
-    directions = [Direction(i, reverse=bool(i) or reverse_only) for i in range(count)]
+    directions = _directions(context, node, count, steps)
     sequences, last_hidden, last_cell = [], [], []
     for direction in directions:
         sequence, states = _run_direction(context, node, direction, hidden, count, steps)
@@ -92,11 +92,35 @@ def forward(context: Context, node: NodeProto) -> None:
     for name, parts, axis in zip(outputs, (sequences, last_hidden, last_cell), (1, 0, 0), strict=True):
         if name:
             context.ops("Concat", [name], *parts, axis=axis)
-    context.saved[_key(node)] = directions
+    context.saved[node_key(node)] = directions
 
 
-def _key(node: NodeProto) -> str:
+def node_key(node: NodeProto) -> str:
+    """Name a recurrent node, whichever of its outputs are there."""
     return f"{node.name}:{next(filter(None, node.output))}"
+
+
+def _directions(context: Context, node: NodeProto, count: int, steps: int) -> list[Direction]:
+    """Each direction with its weights and the steps that are trained."""
+    reverse_only = attribute(node, "direction", "forward") == "reverse"
+    trained = min(context.last_steps or steps, steps)
+    return [
+        Direction(
+            i,
+            reverse=bool(i) or reverse_only,
+            weight=_pick(context, node.input[1], i, count),
+            recurrent=_pick(context, node.input[2], i, count),
+            steps=trained,
+            skipped=steps - trained,
+        )
+        for i in range(count)
+    ]
+
+
+def write_head(context: Context, node: NodeProto) -> list[Head]:
+    """Write the steps that are not trained, direction by direction; nothing if all are."""
+    hidden, count, steps = _check(context, node)
+    return [_skip(context, node, d, hidden, count) for d in _directions(context, node, count, steps) if d.skipped]
 
 
 def _run_direction(
@@ -104,8 +128,6 @@ def _run_direction(
 ) -> tuple[str, tuple[str, ...]]:
     """The whole sequence of hidden states and the final states of one direction."""
     gates = GATES[node.op_type] * hidden
-    d.weight = _pick(context, node.input[1], d.index, count)
-    d.recurrent = _pick(context, node.input[2], d.index, count)
     bias_name = optional_input(node, 3)
     zeros = context.constant(np.zeros(gates, np.float32))
     input_bias, d.recurrent_bias = zeros, zeros
@@ -113,13 +135,14 @@ def _run_direction(
         input_bias, d.recurrent_bias = context.ops(
             "Split", 2, _pick(context, bias_name, d.index, count), axis=0, num_outputs=2
         )
-    x = node.input[0]
-    first = [_initial(context, node, index, d, count, hidden) for index in (5, 6)[: _states(node)]]
-    d.steps = min(context.last_steps or steps, steps)
-    d.skipped = steps - d.steps
-    head = ""
+    x, head = node.input[0], ""
     if d.skipped:
-        x, head, first = _skip(context, node, d, first, count, steps)
+        known = context.heads.get(node_key(node))
+        head, first = known[d.index] if known else _skip(context, node, d, hidden, count)
+        start = 0 if d.reverse else d.skipped
+        x = context.op("Slice", x, [start], [start + d.steps], [0])
+    else:
+        first = _first(context, node, d, hidden, count)
     d.x, d.first_hidden, d.first_cell = x, first[0], first[-1]
     width = int(context.shape(node.input[0])[2] or 0)
     flat = context.op("Reshape", x, np.array([-1, width], np.int64))
@@ -151,6 +174,11 @@ def _linear(node: NodeProto) -> bool:
     return bool(attribute(node, "linear_before_reset", 0))
 
 
+def _first(context: Context, node: NodeProto, d: Direction, hidden: int, count: int) -> list[str]:
+    """The states that a direction's recursion begins with."""
+    return [_initial(context, node, index, d, count, hidden) for index in (5, 6)[: _states(node)]]
+
+
 def _initial(context: Context, node: NodeProto, index: int, d: Direction, count: int, hidden: int) -> str:
     given = optional_input(node, index)
     if given:
@@ -160,17 +188,14 @@ def _initial(context: Context, node: NodeProto, index: int, d: Direction, count:
     return context.op("ConstantOfShape", shape)
 
 
-def _skip(
-    context: Context, node: NodeProto, d: Direction, first: list[str], count: int, steps: int
-) -> tuple[str, str, list[str]]:
-    """Run the untrained steps with the plain operator: what remains of x, their outputs, the states after them."""
-    cut = d.steps if d.reverse else d.skipped
-    parts = context.ops("Split", 2, node.input[0], [cut, steps - cut], axis=0)
-    untrained, trained = parts[::-1] if d.reverse else parts
+def _skip(context: Context, node: NodeProto, d: Direction, hidden: int, count: int) -> Head:
+    """Run the untrained steps with the plain operator: their outputs, the states after them."""
+    start = d.steps if d.reverse else 0
+    untrained = context.op("Slice", node.input[0], [start], [start + d.skipped], [0])
     weights = [context.op("Unsqueeze", value, [0]) for value in (d.weight, d.recurrent)]
     bias_name = optional_input(node, 3)
     bias = context.op("Unsqueeze", _pick(context, bias_name, d.index, count), [0]) if bias_name else ""
-    states = [context.op("Unsqueeze", value, [0]) for value in first]
+    states = [context.op("Unsqueeze", value, [0]) for value in _first(context, node, d, hidden, count)]
     results = context.ops(
         node.op_type,
         _states(node) + 1,
@@ -185,7 +210,7 @@ def _skip(
         activations=_activations(node)[: len(ACTIVATIONS[node.op_type][0])],
     )
     sequence = context.op("Squeeze", results[0], [1])
-    return trained, sequence, [context.op("Squeeze", value, [0]) for value in results[1:]]
+    return sequence, [context.op("Squeeze", value, [0]) for value in results[1:]]
 
 
 class Body:
@@ -288,7 +313,8 @@ def _rnn_body(context: Context, d: Direction, activation: str) -> tuple[Body, li
 def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     hidden, count, _ = _check(context, node)
     upstream = [*upstream, None, None][:3]
-    per_direction = [_through_direction(context, node, d, upstream, hidden, count) for d in context.saved[_key(node)]]
+    directions = context.saved[node_key(node)]
+    per_direction = [_through_direction(context, node, d, upstream, hidden, count) for d in directions]
     gradients: list[str | None] = []
     for name in ("x", "weight", "recurrent", "bias"):
         parts = [part[name] for part in per_direction]
@@ -296,7 +322,7 @@ def backward(context: Context, node: NodeProto, upstream: Upstream) -> Gradients
             gradients.append(parts[0] if count == 1 else context.op("Add", *parts) if context.wants(node, 0) else None)
         else:
             gradients.append(context.op("Concat", *(context.op("Unsqueeze", p, [0]) for p in parts), axis=0))
-    skipped = any(d.skipped for d in context.saved[_key(node)])  # then nothing flows back to the initial states
+    skipped = any(d.skipped for d in directions)  # then nothing flows back to the initial states
     states = [
         context.op("Concat", *(context.op("Unsqueeze", part["states"][i], [0]) for part in per_direction), axis=0)
         if context.wants(node, 5 + i) and not skipped
