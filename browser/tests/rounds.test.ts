@@ -46,9 +46,9 @@ function sourceOf(bundle: Bundle): LayerSource {
     lineage: "golden",
     version: "0",
     async fetch(layer): Promise<FetchedLayer> {
-      const where = manifest.space.layer(layer);
+      const where = manifest.space.around(layer.parameters);
       const [from, to] = [start + 4 * where.start, start + 4 * where.stop];
-      const graph = bundle.file(manifest.layers[layer]!.forward.name);
+      const graph = bundle.file(layer.forward.name);
       return { graph: moveExternalData(graph, from, to - from), weights: weights.slice(from, to) };
     },
   };

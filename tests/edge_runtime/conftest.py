@@ -85,9 +85,9 @@ class Bundle:
         return step
 
     def batch(self, boundary: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Random inputs of the boundary's layer, and labels."""
+        """Random inputs of the boundary's training graph, and labels."""
         rng = np.random.default_rng(seed)
-        entry = self.manifest.layers[self.manifest.boundary(boundary).layer].input
+        entry = self.manifest.entry(self.manifest.boundary(boundary))
         x = (
             rng.standard_normal((count, *entry.shape)).astype(np.float32)
             if entry.dtype == "float32"

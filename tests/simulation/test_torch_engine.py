@@ -16,11 +16,10 @@ from edge_runtime.trainer import Received, Trainer  # noqa: E402
 from federation.axes.local import Momentum, WeightDecay  # noqa: E402
 from federation.coverage import coverage  # noqa: E402
 from federation.errors import EmbraceError, InputError  # noqa: E402
-from federation.manifest import Source  # noqa: E402
+from federation.manifest import Boundary, Source  # noqa: E402
 from federation.messages import Task  # noqa: E402
 from model_export.oracle import TorchOracle  # noqa: E402
 from simulation.torch_engine import TorchEngine, TorchStep, one_thread  # noqa: E402
-from simulation.torch_model import front_module  # noqa: E402
 from tests.edge_runtime.conftest import Bundle, relative  # noqa: E402
 
 MODELS = ("digits", "resnet8", "femnist_cnn", "mnist_lr", "mnist_2nn", "imdb_bilstm", "text_transformer")
@@ -38,8 +37,8 @@ def engine_of(bundle: Bundle) -> TorchEngine:
     return TorchEngine(bundle.directory, bundle.manifest, np.array(bundle.weights))
 
 
-def entering(bundle: Bundle, x: np.ndarray, layer: int) -> np.ndarray:
-    for piece in bundle.manifest.layers[:layer]:
+def entering(bundle: Bundle, x: np.ndarray, boundary: Boundary) -> np.ndarray:
+    for piece in bundle.manifest.frozen(boundary):
         x = LayerForward(bundle.directory / piece.forward.name)(x)
     return x
 
@@ -64,7 +63,7 @@ def test_a_step_is_that_of_the_portable_engine_and_of_autograd(bundle_of, name):
         x, labels = bundle.batch(manifest.boundaries[0].name, BATCH, SEED)
         step, portable = engine.open_step(boundary), bundle.step(boundary.name)
         step.parameters[:] = bundle.weights[step.suffix]
-        inputs = entering(bundle, x, boundary.layer)
+        inputs = entering(bundle, x, boundary)
         loss, other = step.run(inputs, labels, SEED), portable.run(inputs, labels, SEED)
         truth = oracle.step(boundary, x, labels, SEED, np.array(bundle.weights))
         assert loss == pytest.approx(other, rel=TOLERANCE) and loss == pytest.approx(truth.loss, rel=TOLERANCE)
@@ -90,11 +89,11 @@ def test_a_second_run_does_not_remember_the_first(bundle_of):
 @pytest.mark.parametrize("name", ["resnet8", "femnist_cnn", "imdb_bilstm"])
 def test_frozen_layers_give_what_they_give_on_a_device(bundle_of, name):
     bundle = bundle_of(name)
-    layer = bundle.manifest.boundary("weak").layer
+    boundary = bundle.manifest.boundary("weak")
     x, _ = bundle.batch(bundle.manifest.boundaries[0].name, BATCH)
-    front = front_module(bundle.directory, bundle.manifest, layer)
+    front = engine_of(bundle).frozen_part(boundary)
     with torch.no_grad():
-        assert relative(front(torch.from_numpy(x)).numpy(), entering(bundle, x, layer)) < TOLERANCE
+        assert relative(front(torch.from_numpy(x)).numpy(), entering(bundle, x, boundary)) < TOLERANCE
 
 
 @pytest.mark.parametrize("boundary", ["conv1", "moderate", "weak"])

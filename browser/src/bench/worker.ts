@@ -40,7 +40,7 @@ async function open(order: Open): Promise<Answer> {
   const manifest = loads(new TextDecoder().decode(await read(`${order.bundle}/manifest.json`)));
   const covered = coverage(manifest, order.boundary);
   const { boundary } = covered;
-  const [space, entry, labels] = [manifest.spaceOf(boundary), manifest.layers[boundary.layer]!.input, manifest.labels];
+  const [space, entry, labels] = [manifest.spaceOf(boundary), manifest.entry(boundary), manifest.labels];
   const graph = await read(`${order.bundle}/${boundary.train!.name}`);
   const step = await TrainingStep.open(graph, space, boundary.layer, entry, labels, { provider });
   step.parameters.set(new Float32Array((await read(`${order.bundle}/bench/${boundary.name}/parameters`)).buffer));

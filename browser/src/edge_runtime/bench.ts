@@ -4,7 +4,7 @@
  */
 import { quantile, tiersOf, type BoundaryCost } from "../federation/benchmark.ts";
 import { coverage } from "../federation/coverage.ts";
-import type { Boundary, Manifest, TensorSpec } from "../federation/manifest.ts";
+import type { Boundary, Layer, Manifest, TensorSpec } from "../federation/manifest.ts";
 import type { TaskOffer } from "../federation/messages.ts";
 import { LocalStep, runs } from "../federation/rules/chain.ts";
 import { Momentum } from "../federation/rules/momentum.ts";
@@ -31,10 +31,10 @@ export interface BenchCase {
 export async function benchBoundary(bundle: RemoteBundle, offer: TaskOffer, { boundary: name, batch, iterations }: BenchCase, heapBytes: () => number): Promise<BoundaryCost> {
   const { manifest } = bundle;
   const boundary = manifest.boundary(name);
-  const entry = manifest.layers[boundary.layer]!.input;
+  const entry = manifest.entry(boundary);
   const count = WARM_UP + iterations;
-  const frozen = await runFrozen(new RemoteSource(bundle, offer), boundary.layer, batch, count);
-  const store = boundary.layer > 0 ? await ActivationStore.make(count * batch, entry, "float32", inMemory) : undefined;
+  const frozen = await runFrozen(new RemoteSource(bundle, offer), manifest.frozen(boundary), batch, count);
+  const store = manifest.frozen(boundary).length > 0 ? await ActivationStore.make(count * batch, entry, "float32", inMemory) : undefined;
   const order = shuffled(count * batch, 0, 0);
   const graph = await bundle.trainingGraph(boundary);
   const [step, opening] = await timed(() => openStep(graph, manifest.spaceOf(boundary), boundary.layer, entry, manifest.labels, () => {}));
@@ -81,14 +81,14 @@ interface FrozenRun {
 }
 
 /** Run a batch through the layers in front of a boundary, one after the other, each so many times. */
-async function runFrozen(source: RemoteSource, stop: number, batch: number, count: number): Promise<FrozenRun> {
+async function runFrozen(source: RemoteSource, layers: readonly Layer[], batch: number, count: number): Promise<FrozenRun> {
   const { manifest } = source;
   const seconds = new Array<number>(count).fill(0);
   let load = 0;
   let value = randomInputs(manifest.input, batch, manifest.vocabulary);
-  for (let layer = 0; layer < stop; layer++) {
+  for (const layer of layers) {
     const { graph, weights } = await source.fetch(layer);
-    const { dtype, shape } = manifest.layers[layer]!.input;
+    const { dtype, shape } = layer.input;
     const [session, opening] = await timed(() => inferenceSession(graph, weights));
     load += opening;
     try {

@@ -19,7 +19,7 @@ export async function scoreReceived(
     const own = new Stopwatch(watch.now); // its parts are part of evaluation
     const inputs = (indices: Int32Array) => samples.inputs(indices);
     const told: Progress = (_, done, total) => progress("evaluate", done, total);
-    const outputs = await storeActivations(source, manifest.layers.length, inputs, samples.length, { ...plan, storedAs: "float32" }, own, told);
+    const outputs = await storeActivations(source, manifest.layers, inputs, samples.length, { ...plan, storedAs: "float32" }, own, told);
     try {
       let total = NOTHING;
       for (let start = 0; start < samples.length; start += ROWS) {

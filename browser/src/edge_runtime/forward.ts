@@ -3,7 +3,7 @@
  * them, go on with the next. While one group of layers computes, the next one is fetched.
  */
 import { EmbraceError, messageOf, OutOfMemory } from "../federation/errors.ts";
-import type { Manifest } from "../federation/manifest.ts";
+import type { Layer, Manifest } from "../federation/manifest.ts";
 import { product, type Bytes } from "../federation/space.ts";
 import { ActivationStore, type MakeRoom } from "./activations.ts";
 import type { DType, Numbers } from "./data/arrays.ts";
@@ -21,7 +21,7 @@ export interface LayerSource {
   readonly manifest: Manifest;
   readonly lineage: string; // the training that the weights come from
   readonly version: string; // what was computed with one version is not valid for another
-  fetch(layer: number): Promise<FetchedLayer>;
+  fetch(layer: Layer): Promise<FetchedLayer>;
 }
 
 export interface ForwardPlan {
@@ -34,12 +34,12 @@ export interface ForwardPlan {
 export type Progress = (what: string, done: number, total: number) => Promise<void> | void;
 
 /** Group consecutive layers that are loaded together: as many as the memory allows, at least one. */
-export function groups(manifest: Manifest, stop: number, memory: number): number[][] {
-  const found: number[][] = [];
+export function groups(layers: readonly Layer[], memory: number): Layer[][] {
+  const found: Layer[][] = [];
   let used = 0;
-  for (let layer = 0; layer < stop; layer++) {
+  for (const layer of layers) {
     // As they came, and packed for the processor.
-    const size = 2 * 4 * manifest.layers[layer]!.parameters.reduce((sum, p) => sum + product(p.shape), 0);
+    const size = 2 * 4 * layer.parameters.reduce((sum, p) => sum + product(p.shape), 0);
     if (found.length > 0 && used + size <= memory) {
       found.at(-1)!.push(layer);
       used += size;
@@ -51,22 +51,21 @@ export function groups(manifest: Manifest, stop: number, memory: number): number
   return found;
 }
 
-/** Run `count` samples through the layers [0, stop) and store what the last one gives. */
+/** Run `count` samples through frozen layers and store what the last one gives. */
 export async function storeActivations(
   source: LayerSource,
-  stop: number,
+  layers: readonly Layer[],
   inputs: (indices: Int32Array) => Numbers,
   count: number,
   plan: ForwardPlan,
   watch: Stopwatch,
   progress: Progress,
 ): Promise<ActivationStore> {
-  const { manifest } = source;
-  const parts = groups(manifest, stop, plan.memory);
+  const parts = groups(layers, plan.memory);
   let store: ActivationStore | undefined;
   let fetching = fetchAll(source, parts[0]!, watch);
   for (const [place, part] of parts.entries()) {
-    const { layers } = await watch.part("download", async () => {
+    const { fetched } = await watch.part("download", async () => {
       const waiting = watch.now();
       const found = await fetching;
       watch.hiddenDownload += Math.max(0, found.seconds - (watch.now() - waiting));
@@ -77,18 +76,18 @@ export async function storeActivations(
       fetching = fetchAll(source, following, watch);
       fetching.catch(() => {}); // heard when it is waited for
     }
-    const next = await ActivationStore.make(count, manifest.layers[part.at(-1)!]!.output, plan.storedAs, plan.makeRoom);
+    const next = await ActivationStore.make(count, part.at(-1)!.output, plan.storedAs, plan.makeRoom);
     const sessions: Session[] = [];
     try {
-      for (const layer of layers) {
+      for (const layer of fetched) {
         sessions.push(await watch.part("load", () => inferenceSession(layer.graph, layer.weights)));
       }
       for (let start = 0; start < count; start += plan.batch) {
         const indices = Int32Array.from({ length: Math.min(plan.batch, count - start) }, (_, i) => start + i);
-        await progress("forward", part[0]! * count + part.length * (start + indices.length), stop * count);
+        await progress("forward", layers.indexOf(part[0]!) * count + part.length * (start + indices.length), layers.length * count);
         let value = await watch.part("activation_io", () => (store ? store.read(indices) : inputs(indices)));
         for (const [at, session] of sessions.entries()) {
-          value = await runLayer(session, manifest, part[at]!, value, indices.length, watch);
+          value = await runLayer(session, part[at]!, value, indices.length, watch);
         }
         await watch.part("activation_io", () => next.write(start, value));
       }
@@ -104,8 +103,7 @@ export async function storeActivations(
   return store!;
 }
 
-async function runLayer(session: Session, manifest: Manifest, index: number, value: Numbers, count: number, watch: Stopwatch): Promise<Numbers> {
-  const layer = manifest.layers[index]!;
+async function runLayer(session: Session, layer: Layer, value: Numbers, count: number, watch: Stopwatch): Promise<Numbers> {
   return watch.part(`forward/${layer.name}`, async () => {
     try {
       const feed = tensor(layer.input.dtype as DType, value, [count, ...layer.input.shape]);
@@ -118,9 +116,9 @@ async function runLayer(session: Session, manifest: Manifest, index: number, val
   });
 }
 
-async function fetchAll(source: LayerSource, part: readonly number[], watch: Stopwatch): Promise<{ layers: FetchedLayer[]; seconds: number }> {
+async function fetchAll(source: LayerSource, part: readonly Layer[], watch: Stopwatch): Promise<{ fetched: FetchedLayer[]; seconds: number }> {
   const began = watch.now();
-  const layers: FetchedLayer[] = [];
-  for (const layer of part) layers.push(await source.fetch(layer));
-  return { layers, seconds: watch.now() - began };
+  const fetched: FetchedLayer[] = [];
+  for (const layer of part) fetched.push(await source.fetch(layer));
+  return { fetched, seconds: watch.now() - began };
 }

@@ -32,7 +32,7 @@ const ADDING_UP = new Set(
 export function checkTrainingGraph(data: Bytes, manifest: Manifest, boundary: Boundary): void {
   const graph = read(data);
   const parameters = manifest.spaceOf(boundary).layers.slice(boundary.layer).flat();
-  const first = manifest.layers[boundary.layer]!.input;
+  const first = manifest.entry(boundary);
   checkInputs(graph, new Map<string, Shape>([
     ["input", [undefined, ...first.shape]],
     ["labels", [undefined, ...manifest.labels.shape]],

@@ -128,10 +128,10 @@ export class RemoteSource implements LayerSource {
     this.version = `${offer.job}/${offer.version}`;
   }
 
-  async fetch(layer: number): Promise<FetchedLayer> {
-    const where = this.manifest.space.layer(layer);
+  async fetch(layer: Layer): Promise<FetchedLayer> {
+    const where = this.manifest.space.around(layer.parameters);
     const weights = await this.bundle.weights(this.offer, where);
-    const graph = await this.bundle.layerGraph(this.manifest.layers[layer]!);
+    const graph = await this.bundle.layerGraph(layer);
     return { graph: moveExternalData(graph, this.bundle.dataStart + 4 * where.start, weights.length), weights };
   }
 }

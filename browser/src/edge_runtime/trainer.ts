@@ -2,7 +2,7 @@
 import { coverage, type Coverage } from "../federation/coverage.ts";
 import type { Vectors } from "../federation/device_task.ts";
 import { NonFiniteLoss, OutOfMemory } from "../federation/errors.ts";
-import type { Boundary, Manifest } from "../federation/manifest.ts";
+import type { Boundary, Layer, Manifest } from "../federation/manifest.ts";
 import { stepsFor, type Report, type Task } from "../federation/messages.ts";
 import { LocalStep, runs } from "../federation/rules/chain.ts";
 import type { Bytes, Vector } from "../federation/space.ts";
@@ -35,6 +35,7 @@ export interface Outcome {
 interface StoredActivations {
   readonly rows: ActivationStore;
   readonly layer: number;
+  readonly head: Layer | undefined;
   readonly task: Task;
   readonly lineage: string;
   readonly version: string;
@@ -111,9 +112,10 @@ export class Trainer {
   /** Store fresh activations first, open the session afterwards: with little memory both do not fit at once. */
   private async prepare(task: Task, covered: Coverage, watch: Stopwatch): Promise<void> {
     const { boundary } = covered;
-    if (boundary.layer === 0 || !this.stillGood(task, boundary)) {
+    const frozen = this.manifest.frozen(boundary);
+    if (frozen.length === 0 || !this.stillGood(task, boundary)) {
       this.stored?.rows.close();
-      this.stored = boundary.layer > 0 ? await this.store(task, boundary, watch) : undefined;
+      this.stored = frozen.length > 0 ? await this.store(task, boundary, watch) : undefined;
     }
     const graphs = covered.graphs.map((graph) => graph.name).join("|");
     if (this.step?.graphs !== graphs) {
@@ -127,7 +129,7 @@ export class Trainer {
     const steps: GradientStep[] = [];
     for (const boundary of covered.graphs) {
       const space = this.manifest.spaceOf(boundary);
-      const entry = this.manifest.layers[boundary.layer]!.input;
+      const entry = this.manifest.entry(boundary);
       steps.push(await openStep(await this.graphOf(boundary), space, boundary.layer, entry, this.manifest.labels, this.note));
     }
     return steps.length === 1 ? steps[0]! : new OrderedDropoutStep(this.manifest, covered.ordered, steps);
@@ -135,7 +137,7 @@ export class Trainer {
 
   private stillGood(task: Task, boundary: Boundary): boolean {
     const { stored } = this;
-    if (stored === undefined || stored.layer !== boundary.layer || stored.task.activations !== task.activations) return false;
+    if (stored === undefined || stored.layer !== boundary.layer || stored.head !== boundary.head || stored.task.activations !== task.activations) return false;
     if (stored.task.crop !== task.crop || stored.task.flip !== task.flip) return false;
     const age = task.round - stored.task.round;
     if (task.refreshEvery > 1 && 0 <= age && age < task.refreshEvery && stored.lineage === this.source.lineage) return true;
@@ -146,8 +148,8 @@ export class Trainer {
   private async store(task: Task, boundary: Boundary, watch: Stopwatch): Promise<StoredActivations> {
     const plan = { ...this.plan, storedAs: task.activations };
     const inputs = (indices: Int32Array) => this.inputs(task, indices, task.round * EPOCHS);
-    const rows = await storeActivations(this.source, boundary.layer, inputs, this.samples.length, plan, watch, this.progress);
-    return { rows, layer: boundary.layer, task, lineage: this.source.lineage, version: this.source.version };
+    const rows = await storeActivations(this.source, this.manifest.frozen(boundary), inputs, this.samples.length, plan, watch, this.progress);
+    return { rows, layer: boundary.layer, head: boundary.head, task, lineage: this.source.lineage, version: this.source.version };
   }
 
   private async train(task: Task, steps: number, covered: Coverage, received: Received, watch: Stopwatch): Promise<{ local: LocalStep; losses: number[] }> {

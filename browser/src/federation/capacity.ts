@@ -21,7 +21,7 @@ export function predictedPeak(manifest: Manifest, boundary: Boundary, batch: num
   if (boundary.stepMemory === undefined) {
     return Math.trunc(ARENA * (vectors + 8 * boundary.activations * batch + GRAPH_BYTES * (boundary.train?.bytes ?? 0)));
   }
-  const entry = manifest.layers[boundary.layer]!.input;
+  const entry = manifest.entry(boundary);
   return vectors + batch * (entry.dtype.endsWith("64") ? 8 : 4) * product(entry.shape) + between(boundary.stepMemory, batch);
 }
 

@@ -35,6 +35,7 @@ export interface Boundary {
   readonly width: number | undefined;
   readonly narrow: readonly (readonly (readonly number[])[])[] | undefined;
   readonly stepMemory: readonly (readonly number[])[] | undefined; // batch sizes and the bytes of the graph at them
+  readonly head: Layer | undefined; // with lastSteps: the steps before them, as a frozen layer
 }
 
 /** How stored values become inputs: (value × scale − mean) / std. */
@@ -79,6 +80,10 @@ export class Manifest {
       if (boundary.layer >= layers.length) {
         throw new BundleError(`boundary '${boundary.name}' starts at layer ${boundary.layer}, which does not exist`);
       }
+      const own = new Set(layers.slice(boundary.layer).flatMap((layer) => layer.parameters.map((p) => p.name)));
+      if (boundary.head?.parameters.some(({ name }) => !own.has(name))) {
+        throw new BundleError(`boundary '${boundary.name}': its head has parameters that the boundary does not train`);
+      }
     }
     this.space = new ParameterSpace(layers.map((layer) => layer.parameters));
   }
@@ -102,6 +107,16 @@ export class Manifest {
     const found = this.boundaries.find((boundary) => boundary.name === wanted);
     if (found === undefined) throw new BundleError(`no boundary or tier named '${name}' in '${this.name}'`);
     return found;
+  }
+
+  /** What runs once per round, so that training from a boundary can begin: the layers in front of it, its head. */
+  frozen({ layer, head }: Boundary): Layer[] {
+    return [...this.layers.slice(0, layer), ...(head === undefined ? [] : [head])];
+  }
+
+  /** The tensor that enters the training graphs of a boundary. */
+  entry({ layer, head }: Boundary): TensorSpec {
+    return head?.output ?? this.layers[layer]!.input;
   }
 
   /** The parameters that a boundary's graphs work on: all layers, with the narrow shapes if it is narrow. */
@@ -195,7 +210,7 @@ function parameterOf(field: Field): Parameter {
 }
 
 function boundaryOf(field: Field): Boundary {
-  const get = field.table("name layer last_steps activations train ort_training width narrow step_memory".split(" "));
+  const get = field.table("name layer last_steps activations train ort_training width narrow step_memory head".split(" "));
   return {
     name: get("name").text(),
     layer: get("layer").integer(),
@@ -205,5 +220,6 @@ function boundaryOf(field: Field): Boundary {
     width: get("width").optional((f) => f.number(0, 1)),
     narrow: get("narrow").optional((f) => f.list((layer) => layer.list(shapeOf))),
     stepMemory: get("step_memory").optional((f) => f.list((pair) => pair.list((value) => value.integer()))),
+    head: get("head").optional(layerOf),
   };
 }

@@ -59,6 +59,12 @@ export class ParameterSpace {
     return found;
   }
 
+  /** Find the smallest range with all of some parameters. */
+  around(parameters: readonly Parameter[]): Slice {
+    const slices = parameters.map(({ name }) => this.sliceOf(name));
+    return slices.length === 0 ? { start: 0, stop: 0 } : { start: Math.min(...slices.map((s) => s.start)), stop: Math.max(...slices.map((s) => s.stop)) };
+  }
+
   /** Find one layer in the flat vector. */
   layer(index: number): Slice {
     return { start: this.starts[index]!, stop: this.starts[index + 1]! };
