@@ -113,7 +113,7 @@ HEADLINES = (
         "IMDB: 16/0/112 beside 128/0/0 (%)",
         "82.15 / 74.89",
         "embracing-imdb",
-        _best("EmbracingFL, 8/0/0|EmbracingFL, 128/0/0", "EmbracingFL, 1/0/7|EmbracingFL, 16/0/112"),
+        _best("EmbracingFL, 32/0/0|EmbracingFL, 128/0/0", "EmbracingFL, 4/0/28|EmbracingFL, 16/0/112"),
         ("EmbracingFL",),
         "83",
     ),
