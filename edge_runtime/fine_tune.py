@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,13 +17,13 @@ from edge_runtime.budget import Allowance
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples, check_trainable
 from edge_runtime.evaluate import Evaluator
-from edge_runtime.layers import BundleSource
+from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.state_file import load_state, save_state
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Received, Trainer
 from federation.errors import EmptyData, InputError
-from federation.manifest import MANIFEST_NAME, Manifest
+from federation.manifest import MANIFEST_NAME, Boundary, Manifest
 from federation.messages import Task, encode_task
 from federation.metrics import Score
 from federation.schedule import Schedule
@@ -52,6 +53,37 @@ class History:
     resumed_at: int = 0
 
 
+class _OwnSource(BundleSource):
+    """The bundle's frozen layers, and a head with the weights that this device has trained so far."""
+
+    def __init__(self, directory: Path, manifest: Manifest, boundary: Boundary, place: Path | None) -> None:
+        super().__init__(directory, manifest)
+        self._boundary = boundary
+        self._place = place
+        self._weights: Vector | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def begin(self, number: int, weights: Vector) -> None:
+        """Begin a round: what a head computed in the one before is not valid for it."""
+        if self._boundary.head is not None:
+            self._weights, self.version = weights, f"{self.lineage}/{number}"
+
+    def fetch_head(self, boundary: Boundary) -> Path:
+        assert self._weights is not None
+        self.close()
+        if self._place is not None:
+            self._place.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="embrace-", dir=self._place, ignore_cleanup_errors=True)
+        own = TrainedSource(self.directory, self.manifest, boundary.layer, self._weights, Path(self._folder.name))
+        return own.fetch_head(boundary)
+
+    def close(self) -> None:
+        """Remove the weights of the last head; a session may have read them where they lay."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
 def fine_tune(
     directory: Path,
     manifest: Manifest,
@@ -72,7 +104,7 @@ def fine_tune(
     layer = allowance.boundary.layer
     if allowance.boundary.narrow is not None:
         raise InputError(f"{allowance.boundary.name!r} has a part of the channels, which is for jobs; use another")
-    source = BundleSource(directory, manifest)
+    source = _OwnSource(directory, manifest, allowance.boundary, allowance.plan.folder)
     original = map_weights(directory / manifest.weights.name, manifest.space)[manifest.space.suffix(layer)]
     key = _key(directory, settled, allowance, train, held_out)
     vectors, history = _resume(checkpoint, key, original)
@@ -100,6 +132,7 @@ def fine_tune(
             watch = Stopwatch()
             progress("round", number, num_rounds)
             task = replace(settled.task, round=number, rate=settled.schedule.at(number))
+            source.begin(number, vectors["parameters"])
             brought = {name: vector for name, vector in vectors.items() if name != "parameters"}
             outcome = trainer.run(task, Received(vectors["parameters"], brought), watch)
             kept = {"parameters": outcome.parameters, **outcome.local.state()}
@@ -120,6 +153,7 @@ def fine_tune(
             del outcome, kept  # or this round's momentum would be held beside the next one's
     finally:
         trainer.close()
+        source.close()
         if evaluator:
             evaluator.close()
     return np.array(vectors["parameters"]), history

@@ -57,9 +57,10 @@ class HeadCut:
     def _shortened(self) -> Iterator[tuple[NodeProto, int]]:
         """Recurrent nodes with the number of steps that are not trained."""
         for node in self.nodes:
-            skipped = (self.graph.shapes[node.input[0]][0] or 0) - self.last_steps
-            if node.op_type in GATES and skipped > 0:
-                yield node, skipped
+            if node.op_type in GATES:
+                skipped = (self.graph.shapes[node.input[0]][0] or 0) - self.last_steps
+                if skipped > 0:
+                    yield node, skipped
 
     @property
     def size(self) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from federation.errors import EmbraceError
@@ -123,17 +125,28 @@ def _replaced(last_steps: int, take: Take) -> Iterator[None]:
 
 
 def _shortened(func: Callable[..., Any], last_steps: int, take: Take) -> Callable[..., Any]:
-    """A single recurrent layer whose first steps keep nothing for the gradient; `take` runs them or knows better."""
+    """A recurrent function whose first steps keep nothing for the gradient; `take` runs them or knows better."""
 
     def run(
         x: Any, states: Any, weights: Any, bias: bool, layers: int, rate: float, training: bool, both: bool, first: bool
     ) -> Any:
         states = states if isinstance(states, (tuple, list)) else (states,)
-        x = x.transpose(0, 1) if first else x
-        directions = 2 if both else 1
-        per_direction = len(weights) // directions
+        directions, each = 2 if both else 1, len(weights) // layers
+        output, finals = x.transpose(0, 1) if first else x, []
+        for layer in range(layers):
+            if layer:
+                output = F.dropout(output, rate, training)
+            own, start = slice(layer * each, (layer + 1) * each), slice(layer * directions, (layer + 1) * directions)
+            output, final = one(output, [state[start] for state in states], weights[own], bias, training, directions)
+            finals += final
+        output = output.transpose(0, 1) if first else output
+        return (output, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+
+    def one(x: Any, states: Any, weights: Any, bias: bool, training: bool, directions: int) -> tuple[Any, list[Any]]:
+        """A single layer: its output, and the final states of each direction."""
+        each = len(weights) // directions
         sequences = [x, x.flip(0)][:directions]
-        own = [weights[d * per_direction : (d + 1) * per_direction] for d in range(directions)]
+        own = [weights[d * each : (d + 1) * each] for d in range(directions)]
         starts = [[state[d : d + 1] for state in states] for d in range(directions)]
 
         def head(d: int) -> Head:
@@ -141,16 +154,14 @@ def _shortened(func: Callable[..., Any], last_steps: int, take: Take) -> Callabl
                 found: Head = _call(func, sequences[d][:-last_steps], starts[d], own[d], bias, training)
             return found
 
-        heads = [take(lambda d=d: head(d)) for d in range(directions)] if len(x) > last_steps else []  # type: ignore[misc]
+        heads = [take(partial(head, d)) for d in range(directions)] if len(x) > last_steps else []
         outputs, finals = [], []
         for d, start in enumerate([list(known[1:]) for known in heads] or starts):
             piece, *final = _call(func, sequences[d][-last_steps:], start, own[d], bias, training)
             joined = torch.cat([heads[d][0], piece]) if heads else piece
             outputs.append(joined.flip(0) if d else joined)
             finals.append(final)
-        output = torch.cat(outputs, -1)
-        output = output.transpose(0, 1) if first else output
-        return (output, *(torch.cat(parts) for parts in zip(*finals, strict=True)))
+        return torch.cat(outputs, -1), finals
 
     return run
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_runtime.budget import Allowance
 from edge_runtime.bundle_files import file_ref, map_weights, read_manifest
 from edge_runtime.data import from_arrays
 from edge_runtime.engine.engine import OnnxEngine
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
+from edge_runtime.fine_tune import Settled, fine_tune
 from edge_runtime.forward import ForwardPlan
-from edge_runtime.layers import BundleSource
+from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.remote import RemoteBundle, RemoteSource
 from edge_runtime.timing import Stopwatch
 from edge_runtime.trainer import Received, Trainer
@@ -23,6 +25,7 @@ from federation.capacity import forward_macs, predicted_peak, training_macs
 from federation.errors import BundleError
 from federation.manifest import MANIFEST_NAME, Manifest
 from federation.messages import Task, TaskOffer
+from federation.schedule import parse_schedule
 from federation.weights import header
 
 TEXT = Path(__file__).parents[1] / "golden" / "files" / "text"
@@ -81,6 +84,27 @@ def test_what_another_boundary_stored_is_of_no_use(manifest, samples):
     found = trainer.run(TASK, Received(suffix(manifest))).parameters.copy()
     alone = Trainer(TEXT, source, samples).run(TASK, Received(suffix(manifest))).parameters
     assert np.array_equal(found, alone)
+
+
+def test_a_device_that_trains_alone_runs_the_first_steps_with_what_it_trained(manifest, samples, tmp_path):
+    allowance = Allowance(
+        manifest.boundary(SHORT), "portable", RuntimeSettings(), ForwardPlan(), 1 << 30, "asked for", 0, 0, None
+    )
+    settled = Settled(TASK, parse_schedule("0.1"))
+    found, _ = fine_tune(TEXT, manifest, samples, None, settled, allowance, num_rounds=3, checkpoint=tmp_path / "kept")
+    weights = suffix(manifest)
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        source = TrainedSource(TEXT, manifest, 0, everything(manifest, weights), folder)
+        weights = Trainer(TEXT, source, samples).run(replace(TASK, round=number), Received(weights)).parameters.copy()
+    assert np.array_equal(found, weights)
+
+
+def everything(manifest: Manifest, trained: np.ndarray) -> np.ndarray:
+    vector = np.array(map_weights(TEXT / manifest.weights.name, manifest.space))
+    vector[manifest.space.suffix(manifest.boundary(SHORT).layer)] = trained
+    return vector
 
 
 class Elsewhere:

@@ -61,7 +61,7 @@ class Stacked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.low = nn.LSTM(3, 4, batch_first=True)
+        self.low = nn.LSTM(3, 4, num_layers=2, batch_first=True)
         self.high = nn.RNN(4, 5, batch_first=True, bidirectional=True)
         self.classifier = nn.Linear(10, 2)
 
