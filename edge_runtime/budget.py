@@ -109,39 +109,40 @@ def parse_memory(text: str | int) -> int:
 
 
 def largest_fitting(
-    manifest: Manifest, batch: int, room: int, try_out: TryOut | None, engine: str = "auto"
+    manifest: Manifest, batch: int, room: int, try_out: TryOut | None, engine: str = "auto", buffers: int = 1
 ) -> tuple[Boundary, int, Trial | None]:
     """Find the boundary nearest to the input that fits, and what it needs; each candidate is tried before it is taken.
 
     Narrow ones are no candidates: whether a device trains fewer channels instead of fewer layers is the job's choice.
     """
-    boundary, profile, trial = search(manifest, batch, DeviceProfile(max(1, room), engines=engines_of(engine)), try_out)
-    return boundary, profile.need(manifest, boundary, batch), trial
+    profile = DeviceProfile(max(1, room), engines=engines_of(engine))
+    boundary, profile, trial = search(manifest, batch, profile, try_out, buffers)
+    return boundary, profile.need(manifest, boundary, batch, buffers), trial
 
 
 def search(
-    manifest: Manifest, batch: int, profile: DeviceProfile, try_out: TryOut | None
+    manifest: Manifest, batch: int, profile: DeviceProfile, try_out: TryOut | None, buffers: int = 1
 ) -> tuple[Boundary, DeviceProfile, Trial | None]:
     """Find what the coordinator would choose for a device, each candidate tried once; return what was learnt, too."""
     trials: dict[str, Trial] = {}
     while True:
-        best = OutputSide().choose(manifest, profile, batch)
+        best = OutputSide().choose(manifest, profile, batch, buffers)
         if try_out is None or best.name in trials:
             return best, profile, trials.get(best.name)
-        trial, profile = tried(manifest, batch, profile, best, try_out)
+        trial, profile = tried(manifest, batch, profile, best, try_out, buffers)
         if trial is not None:
             trials[best.name] = trial
 
 
 def tried(
-    manifest: Manifest, batch: int, profile: DeviceProfile, boundary: Boundary, try_out: TryOut
+    manifest: Manifest, batch: int, profile: DeviceProfile, boundary: Boundary, try_out: TryOut, buffers: int = 1
 ) -> tuple[Trial | None, DeviceProfile]:
     """Try a boundary; return the trial, None if it did not fit, and a profile that knows what it took."""
     assert profile.memory is not None
     try:
         trial = try_out(boundary)
     except OutOfMemory:  # at least so much: it is known only that it passed the limit
-        least = max(profile.memory + 1, int(HOPELESS * profile.need(manifest, boundary, batch)))
+        least = max(profile.memory + 1, int(HOPELESS * profile.need(manifest, boundary, batch, buffers)))
         return None, profile.knowing(MeasuredNeed(profile.graph(boundary), batch, least))
     return trial, profile.knowing(MeasuredNeed(profile.graph(boundary), batch, max(1, trial.anonymous)))
 
@@ -160,20 +161,24 @@ def allow(
     activations: str = "float32",
     work: Path,
     try_out: bool = True,
+    buffers: int = 1,
 ) -> Allowance:
-    """Decide: boundary (unless told), engine, profile, how many layers at a time, where activations are kept."""
+    """Decide: boundary (unless told), engine, profile, how many layers at a time, where activations are kept.
+
+    `batch` is what goes through a graph at once; `buffers` how many vectors the local rules hold.
+    """
     settings = settings or RuntimeSettings()
     check_engine(engine)
     give_back_memory()
     found = open_budget(memory)
     limit, idle = found.bytes if memory is not None else None, found.idle if is_untouched() else None
-    conditions = Conditions(directory, manifest, batch, engine, settings, limit=limit, idle=idle)
+    conditions = Conditions(directory, manifest, batch, engine, settings, buffers - 1, limit, idle)
     try_one = Trials(conditions, work) if try_out else None
     if boundary is None:
-        chosen, needed, trial = largest_fitting(manifest, batch, found.room, try_one, engine)
+        chosen, needed, trial = largest_fitting(manifest, batch, found.room, try_one, engine, buffers)
     else:
         chosen = manifest.boundary(boundary)
-        needed, trial = _check_told(manifest, chosen, batch, found, try_one, engine)
+        needed, trial = _check_told(manifest, chosen, batch, found, try_one, engine, buffers)
     plan, picked = forward_plan(manifest, chosen, found.room, needed, samples, profile, activations, work)
     return Allowance(
         chosen,
@@ -189,10 +194,16 @@ def allow(
 
 
 def _check_told(
-    manifest: Manifest, boundary: Boundary, batch: int, budget: Budget, try_out: TryOut | None, engine: str
+    manifest: Manifest,
+    boundary: Boundary,
+    batch: int,
+    budget: Budget,
+    try_out: TryOut | None,
+    engine: str,
+    buffers: int,
 ) -> tuple[int, Trial | None]:
     """Refuse a named boundary that does not fit, and say which one would."""
-    needed, trial = predicted_peak(manifest, boundary, batch), None
+    needed, trial = predicted_peak(manifest, boundary, batch, buffers), None
     # The prediction may be off by half; what is hopeless is not tried.
     if try_out is not None and needed < 2 * budget.room:
         try:
@@ -207,7 +218,7 @@ def _check_told(
         f"{megabytes(budget.bytes)} allowed {megabytes(budget.room)} are left beside the idle process"
     )
     try:
-        other, need, _ = largest_fitting(manifest, batch, budget.room, try_out, engine)
+        other, need, _ = largest_fitting(manifest, batch, budget.room, try_out, engine, buffers)
     except OutOfMemory:
         raise OutOfMemory(f"{problem}; no other boundary fits either: use a smaller batch or more memory") from None
     raise OutOfMemory(f"{problem}; {other.name!r} would fit ({megabytes(need)}): --boundary {other.name}")

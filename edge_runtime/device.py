@@ -117,7 +117,7 @@ class DeviceMemory:
         TooLarge if the task does not fit: with what it was told the coordinator finds one that does.
         """
         covered = coverage(bundle.manifest, task.boundary)
-        key = (digest, task.boundary, task.batch, _vectors(task, covered))
+        key = (digest, task.boundary, task.at_once, _vectors(task, covered))
         if key not in self._found:
             self._found[key] = self._fit(bundle, digest, samples, task, covered, tell, progress)
         return self._found[key]
@@ -133,23 +133,23 @@ class DeviceMemory:
         progress: Progress,
     ) -> Fitting:
         assert self._budget is not None
-        manifest, boundary, batch = bundle.manifest, covered.boundary, task.batch
+        manifest, boundary, batch = bundle.manifest, covered.boundary, task.at_once
         before, more = self.profile, beside(manifest, covered.graphs[1:])
         profile = replace(self.profile, memory=max(1, self._budget.room))
         try_out = self._trials(bundle, task, covered, progress)
-        trial, needed = None, predicted_peak(manifest, boundary, batch) + more
+        trial, needed = None, predicted_peak(manifest, boundary, batch, task.buffers) + more
         if self.device.memory is not None or PLENTY * needed > self._budget.room:
-            trial, profile = tried(manifest, batch, profile, boundary, try_out)
-            needed = profile.need(manifest, boundary, batch) + more
+            trial, profile = tried(manifest, batch, profile, boundary, try_out, task.buffers)
+            needed = profile.need(manifest, boundary, batch, task.buffers) + more
         fits = needed <= self._budget.room
         if self._is_free(boundary) and (self.device.memory is not None or not fits):
-            profile = self._searched(manifest, batch, profile, try_out)
+            profile = self._searched(manifest, task, profile, try_out)
         if self.device.memory is not None or not fits:
             self.profile = profile
             if profile != before:
                 tell(self.describe())
         if not fits:
-            self._refuse(manifest, digest, boundary, batch, needed)
+            self._refuse(manifest, digest, boundary, task, needed)
         plan, picked = forward_plan(
             manifest,
             boundary,
@@ -166,10 +166,10 @@ class DeviceMemory:
         """Whether memory decides where training begins."""
         return self.device.tier is None and self.device.boundary is None and boundary.narrow is None
 
-    def _searched(self, manifest: Manifest, batch: int, profile: DeviceProfile, try_out: TryOut) -> DeviceProfile:
+    def _searched(self, manifest: Manifest, task: Task, profile: DeviceProfile, try_out: TryOut) -> DeviceProfile:
         """Try boundaries until the largest that fits is known, so that the next task is from there."""
         try:
-            return search(manifest, batch, profile, try_out)[1]
+            return search(manifest, task.at_once, profile, try_out, task.buffers)[1]
         except OutOfMemory as error:  # the coordinator finds the same
             log.warning("%s", error)
             return profile
@@ -179,7 +179,7 @@ class DeviceMemory:
         conditions = Conditions(
             bundle.directory,
             bundle.manifest,
-            task.batch,
+            task.at_once,
             self.device.engine,
             self.device.settings,
             _vectors(task, covered),
@@ -194,16 +194,16 @@ class DeviceMemory:
 
         return try_out
 
-    def _refuse(self, manifest: Manifest, digest: str, boundary: Boundary, batch: int, needed: int) -> None:
+    def _refuse(self, manifest: Manifest, digest: str, boundary: Boundary, task: Task, needed: int) -> None:
         """Give a task back. The first time the coordinator learns of it; if it insists, the task has failed."""
         assert self._budget is not None
         problem = (
-            f"training from {boundary.name!r} needs {megabytes(needed)} at batch {batch}, and of the "
+            f"training from {boundary.name!r} needs {megabytes(needed)} at batch {task.at_once}, and of the "
             f"{megabytes(self._budget.bytes)} allowed {megabytes(self._budget.room)} are left beside the idle process"
         )
         try:
             free = replace(self.profile, tier=None, boundary=None)
-            other = OutputSide().choose(manifest, free, batch).name
+            other = OutputSide().choose(manifest, free, task.at_once, task.buffers).name
             problem += f"; {other!r} would fit" + ("" if self._is_free(boundary) else f": --boundary {other}")
         except (InputError, OutOfMemory):
             problem += "; give it more memory"
@@ -215,9 +215,9 @@ class DeviceMemory:
 def _vectors(task: Task, covered: Coverage) -> int:
     """Count the vectors, as long as the parameters, that a task has beside what a trial measures.
 
-    The update and the part of it that is sent; what rules exchange or keep; a model of the device's own; and received
-    parameters, where they are not a mapped file.
+    The update and the part of it that is sent; what rules hold beside a momentum, and exchange or keep; a model of the
+    device's own; and received parameters, where they are not a mapped file.
     """
     rules = sum(2 for rule in task.rules if rule.tracks or rule.keeps)
     own = 2 if task.exchange.keeps_model else 0
-    return 2 + rules + own + (1 if covered.boundary.narrow is not None else 0)
+    return 1 + task.buffers + rules + own + (1 if covered.boundary.narrow is not None else 0)

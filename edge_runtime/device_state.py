@@ -38,14 +38,16 @@ class KeptFiles:
             return None
         try:
             vectors, about = load_state(path)
-            return Kept(task, about["boundary"], vectors, tuple(map(float, about["walked"].split())))
+            walked = tuple(map(float, about["walked"].split()))
+            return Kept(task, about["boundary"], vectors, walked, int(about.get("steps", 0)))
         except (InputError, KeyError, ValueError) as error:
             log.warning("what was kept of task %s is lost: %s", task, error)
             return None
 
     def save(self, task: str, boundary: str, contribution: Contribution) -> None:
         if contribution.kept:
-            about = {"boundary": boundary, "walked": " ".join(map(repr, contribution.walked)), "server": self._server}
+            walked, steps = " ".join(map(repr, contribution.walked)), str(contribution.steps)
+            about = {"boundary": boundary, "walked": walked, "steps": steps, "server": self._server}
             save_state(self._path(task), contribution.kept, about, durable=self._durable)
 
     def tasks(self) -> list[str]:

@@ -134,7 +134,8 @@ def fine_tune(
             task = replace(settled.task, round=number, rate=settled.schedule.at(number))
             source.begin(number, vectors["parameters"])
             brought = {name: vector for name, vector in vectors.items() if name != "parameters"}
-            outcome = trainer.run(task, Received(vectors["parameters"], brought), watch)
+            before = sum(entry["steps"] for entry in history.rounds)
+            outcome = trainer.run(task, Received(vectors["parameters"], brought, steps_before=before), watch)
             kept = {"parameters": outcome.parameters, **outcome.local.state()}
             memory = outcome.report.memory
             if evaluator:

@@ -48,6 +48,7 @@ class Contribution:
     tracks: dict[str, tuple[Region, Vector]]
     kept: dict[str, Vector]
     walked: tuple[float, ...]
+    steps: int = 0  # that the device has taken with what it keeps
 
     @property
     def bytes(self) -> int:
@@ -64,7 +65,8 @@ def begin(task: Task, manifest: Manifest, server: ServerValues, state: DeviceSta
     brought: dict[str, Vector] = {}
     for rule in task.rules:
         brought |= rule.begin_task(device, model)
-    return Begun(task, device, Received(model.parameters, brought, model.reference))
+    steps = device.own.steps if device.own else 0
+    return Begun(task, device, Received(model.parameters, brought, model.reference, steps))
 
 
 def finish(begun: Begun, outcome: Outcome) -> Contribution:
@@ -85,6 +87,7 @@ def finish(begun: Begun, outcome: Outcome) -> Contribution:
         {name: (sent, inside.gather(vector)) for name, vector in sending.items()},
         kept,
         tuple(walked + local.rates for walked in _walked(device)),
+        received.steps_before + outcome.report.steps,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from edge_runtime.forward import Report as Progress
 from edge_runtime.layers import LayerSource
 from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.timing import Stopwatch
-from federation.axes.local import LocalStep, Start, runs
+from federation.axes.local import LocalStep, Start, clip, runs
 from federation.axes.local.rule import check_like
 from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss, OutOfMemory
@@ -44,6 +44,7 @@ class Received:
     parameters: Vector
     brought: Mapping[str, Vector] = field(default_factory=dict)  # by name: what the local rules start from
     reference: Vector | None = None  # what an update is the difference from; None: the parameters
+    steps_before: int = 0  # that the device has taken with what it brings
 
     @property
     def origin(self) -> Vector:
@@ -72,6 +73,39 @@ class _Stored:
     round: int
     seed: int
     augmentation: Augmentation
+
+
+class MeanGradient:
+    """The gradient of a batch whose samples go through the graph a few at a time.
+
+    Statistics follow the parts of the batch one after the other, as PyTorch's do.
+    """
+
+    def __init__(self, step: GradientStep, statistics: Sequence[slice]) -> None:
+        self._step = step
+        self._statistics = tuple(statistics)
+        self._mean: Vector = np.zeros_like(step.gradients)
+
+    def add(self, share: float, *, last: bool) -> None:
+        """Add the gradients of the last run; the last of a batch puts the mean in their place and begins anew."""
+        gradients = self._step.gradients
+        new = [gradients[run].copy() for run in self._statistics]
+        np.multiply(gradients, share, out=gradients)
+        np.add(self._mean, gradients, out=self._mean)
+        if last:
+            gradients[:] = self._mean
+            self._mean.fill(0.0)
+        for run, values in zip(self._statistics, new, strict=True):
+            (gradients if last else self._step.parameters)[run] = values
+
+
+@dataclass(frozen=True)
+class _BatchMemory:
+    """Where the samples of a step go, again and again."""
+
+    x: NDArray[Any]
+    labels: NDArray[Any]
+    mean: MeanGradient | None  # where a batch goes through in parts
 
 
 class Trainer:
@@ -251,22 +285,16 @@ class Trainer:
         check_like("parameters", received.parameters, step.parameters)
         with watch.part("optimiser"):
             step.parameters[:] = received.parameters
-            start = Start(step.parameters, task.steps, task.rate, received.origin, received.brought)
-            space = boundary.space(self.manifest)
-            local = LocalStep(task.rules, start, *runs(space, boundary.layer, covered.layers))
-        entry = self.manifest.entry(boundary)
-        batch = self._batch(task)
-        with watch.part("activation_io"):
-            x = np.empty((batch, *entry.shape), entry.dtype)
-            labels = np.empty((batch, *self.samples.labels.shape[1:]), self.samples.labels.dtype)
-        order = batches(len(self.samples), batch, task)
+            origin, brought = received.origin, received.brought
+            start = Start(step.parameters, task.steps, task.rate, origin, brought, received.steps_before)
+            weights, statistics = runs(boundary.space(self.manifest), boundary.layer, covered.layers)
+            local = LocalStep(task.rules, start, weights, statistics)
+        memory = self._memory(task, boundary, step, statistics, watch)
+        order = batches(len(self.samples), self._batch(task), task)
         losses: list[float] = []
         for number in range(task.steps):
             self.progress("train", number, task.steps)
-            with watch.part("activation_io"):
-                epoch, indices = next(order)
-                self._read(indices, epoch, task, boundary, x, labels)
-            loss = step.run(x, labels, step_seed(task, number))
+            loss = self._gradient(task, boundary, step, memory, number, *next(order), watch)
             if not math.isfinite(loss):
                 raise NonFiniteLoss(
                     f"the loss is {loss} at step {number + 1} of round {task.round} with the rate {task.rate:g}; "
@@ -274,12 +302,50 @@ class Trainer:
                 )
             losses.append(loss)
             with watch.part("optimiser"):
+                if task.clip_norm is not None:
+                    clip(step.gradients, weights, task.clip_norm)
                 local.step(step.gradients, task.rate)
             self.seen(local.x)
         with watch.part("optimiser"), np.errstate(over="ignore", invalid="ignore"):
             if not np.isfinite(np.dot(local.x, local.x)):
                 raise NonFiniteLoss(f"parameters are not finite after round {task.round}; use a smaller rate")
         return local, losses
+
+    def _memory(
+        self, task: Task, boundary: Boundary, step: GradientStep, statistics: Sequence[slice], watch: Stopwatch
+    ) -> _BatchMemory:
+        entry, labels, batch = self.manifest.entry(boundary), self.samples.labels, self._batch(task)
+        at_once = min(batch, task.at_once)
+        with watch.part("activation_io"):
+            return _BatchMemory(
+                np.empty((at_once, *entry.shape), entry.dtype),
+                np.empty((at_once, *labels.shape[1:]), labels.dtype),
+                MeanGradient(step, statistics) if at_once < batch else None,
+            )
+
+    def _gradient(
+        self,
+        task: Task,
+        boundary: Boundary,
+        step: GradientStep,
+        memory: _BatchMemory,
+        number: int,
+        epoch: int,
+        indices: NDArray[np.int64],
+        watch: Stopwatch,
+    ) -> float:
+        """Leave the gradient of a batch in the step's vector, whether its samples go through at once or in parts."""
+        parts = [indices[first : first + len(memory.x)] for first in range(0, len(indices), len(memory.x))]
+        loss = 0.0
+        for place, part in enumerate(parts):
+            x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], len(part) / len(indices)
+            with watch.part("activation_io"):
+                self._read(part, epoch, task, boundary, x, labels)
+            loss += share * step.run(x, labels, step_seed(task, number * len(parts) + place))
+            if memory.mean is not None:
+                with watch.part("optimiser"):
+                    memory.mean.add(share, last=place == len(parts) - 1)
+        return loss
 
     def _read(
         self,

@@ -94,6 +94,8 @@ def train(
     batch: int = 32,
     rate: float | str = 0.05,
     rules: Sequence[LocalRule | str] = ("momentum=0.9",),
+    clip_norm: float | None = None,
+    micro_batch: int | None = None,
     augment: str = "none",
     refresh_every: int = 1,
     activations: Literal["float32", "float16"] = "float32",
@@ -116,9 +118,10 @@ def train(
 
     `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv or
     FILE.py:NAME; names of classes that it has travel in the trained bundle. `memory` is a budget such as "64MB";
-    `boundary` a boundary or tier instead. With `out` an interrupted run goes on from its last round when it is
-    repeated; without, the trained bundle is a temporary folder. `on_round` is called with the report of each round;
-    `track` keeps its numbers in "tensorboard", "mlflow" or "wandb", or in a tracker of your own.
+    `boundary` a boundary or tier instead. `clip_norm` shortens longer gradients; with `micro_batch` so many samples of
+    a batch go through at once, and their gradients are added. With `out` an interrupted run goes on from its last
+    round when it is repeated; without, the trained bundle is a temporary folder. `on_round` is called with the report
+    of each round; `track` keeps its numbers in "tensorboard", "mlflow" or "wandb", or in a tracker of your own.
 
     >>> training = embrace.train(bundle, (x, y), rounds=3, boundary="weak")
     >>> training.allowance.boundary.name
@@ -150,23 +153,9 @@ def train(
         augmentation.check(manifest.input.shape)
         if activations not in ("float32", "float16"):
             raise InputError(f"activations: expected float32 or float16, got {activations!r}")
-        progress("find what fits", 0, 1)
-        allowance = allow(
-            bundle.path,
-            manifest,
-            batch=min(batch, len(samples)),
-            samples=max(len(samples), len(held_out) if held_out is not None else 0),
-            memory=memory,
-            boundary=boundary or (None if fresh else kept_boundary(kept)),
-            engine=engine,
-            profile=profile,
-            settings=RuntimeSettings(threads, spinning),
-            activations=activations,
-            work=Path(work) if work is not None else default_work(),
-        )
         schedule = parse_schedule(str(rate))
         task = Task(
-            boundary=allowance.boundary.name,
+            boundary="",
             steps=steps or epochs * max(1, len(samples) // min(batch, max(1, len(samples)))),
             batch=batch,
             rate=schedule.at(0),
@@ -176,7 +165,25 @@ def train(
             activations=activations,
             crop=augmentation.crop,
             flip=augmentation.flip,
+            clip_norm=clip_norm,
+            micro_batch=micro_batch,
         )
+        progress("find what fits", 0, 1)
+        allowance = allow(
+            bundle.path,
+            manifest,
+            batch=min(task.at_once, len(samples)),
+            samples=max(len(samples), len(held_out) if held_out is not None else 0),
+            memory=memory,
+            boundary=boundary or (None if fresh else kept_boundary(kept)),
+            engine=engine,
+            profile=profile,
+            settings=RuntimeSettings(threads, spinning),
+            activations=activations,
+            work=Path(work) if work is not None else default_work(),
+            buffers=task.buffers,
+        )
+        task = replace(task, boundary=allowance.boundary.name)
         announce(allowance, samples, held_out)
         in_use = f"{kept} is in use by another process; wait for its end or keep yours elsewhere"
         with sole_user(kept.with_name(f"{kept.name}.lock"), in_use):
@@ -203,6 +210,7 @@ def train(
         "data": str(data) if isinstance(data, (str, Path)) else "arrays",
     }
     config |= {"rounds": rounds, "epochs": epochs, "steps": steps, "batch": batch, "rate": rate, "rules": str(rules)}
+    config |= {"clip_norm": clip_norm, "micro_batch": micro_batch}
     config |= {"memory": memory, "boundary": boundary, "augment": augment, "engine": engine, "seed": seed}
     with tracked(track, bundle.name if out is None else Path(out).name, config) as log:
         return Training(written_to(out, write), *found[0])

@@ -27,7 +27,7 @@ class PredictedMemory:
 
     parameters: int  # weights and statistics
     gradients: int
-    optimiser: int  # one momentum buffer
+    optimiser: int  # what the local rules hold: a momentum, or the two moments of Adam
     activations: int  # kept outputs and their gradients
 
     @property
@@ -43,19 +43,24 @@ def capacity(manifest: Manifest, boundary: Boundary, batch: int | None = None) -
     return (manifest.weights_of(boundary) + boundary.activations * size) / full
 
 
-def predicted_memory(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> PredictedMemory:
-    """Predict the bytes of each part; statistics count like weights, except that no momentum is kept for them."""
+def predicted_memory(
+    manifest: Manifest, boundary: Boundary, batch: int | None = None, buffers: int = 1
+) -> PredictedMemory:
+    """Predict the bytes of each part; statistics count like weights, except that no moments are kept for them.
+
+    `buffers`: vectors that the local rules hold (`working_vectors`).
+    """
     weights, statistics = manifest.weights_of(boundary), manifest.statistics_of(boundary)
-    return memory_for(weights, statistics, boundary.activations * (batch or manifest.batch))
+    return memory_for(weights, statistics, boundary.activations * (batch or manifest.batch), buffers)
 
 
-def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int | None = None) -> int:
+def predicted_peak(manifest: Manifest, boundary: Boundary, batch: int | None = None, buffers: int = 1) -> int:
     """Predict the anonymous bytes of training from a boundary, beside the idle process.
 
     The values of the graph by their lifetimes, as the exporter found them, and what lies outside it: parameters,
-    gradients, momentum, the batch. An older bundle does not know lifetimes; the papers' formula stands in.
+    gradients, moments, the batch. An older bundle does not know lifetimes; the papers' formula stands in.
     """
-    size, formula = batch or manifest.batch, predicted_memory(manifest, boundary, batch)
+    size, formula = batch or manifest.batch, predicted_memory(manifest, boundary, batch, buffers)
     if boundary.step_memory is None:
         graph = boundary.train.bytes if boundary.train else sum(f.bytes for f in boundary.ort_training[:1])
         return int(ARENA * (formula.total + GRAPH_BYTES * graph))
@@ -110,12 +115,12 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"
 
 
-def memory_for(weights: int, statistics: int, activations: int) -> PredictedMemory:
+def memory_for(weights: int, statistics: int, activations: int, buffers: int = 1) -> PredictedMemory:
     """Predict the bytes of training so many elements while so many activations are kept."""
     return PredictedMemory(
         parameters=FLOAT_BYTES * (weights + statistics),
         gradients=FLOAT_BYTES * (weights + statistics),
-        optimiser=FLOAT_BYTES * weights,
+        optimiser=FLOAT_BYTES * buffers * weights,
         activations=2 * FLOAT_BYTES * activations,
     )
 

@@ -231,9 +231,10 @@ def member_of(
     manifest: Manifest,
     batch: int | None,
     seconds: float | None = None,
+    buffers: int = 1,
 ) -> Member:
     """A device that may take over a seat."""
-    return _member(device, cover.cover(manifest, profile, batch), manifest, seconds)
+    return _member(device, cover.cover(manifest, profile, batch, buffers), manifest, seconds)
 
 
 def assign(
@@ -248,6 +249,7 @@ def assign(
     previous: Cohort | None = None,
     seconds: Mapping[str, float] = _NOTHING_KNOWN,
     resting: int = 0,
+    buffers: int = 1,
 ) -> Cohort:
     """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
 
@@ -256,9 +258,9 @@ def assign(
 
     Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
     left is replaced by the next one of the window's random order, for the rest of the window. A device without a
-    profile is taken as able to train everything.
+    profile is taken as able to train everything. `batch` and `buffers` say for what memory is predicted.
     """
-    fit, reasons = _fit(available, profiles, cover, manifest, batch)
+    fit, reasons = _fit(available, profiles, cover, manifest, batch, buffers)
     if missing := missing_to_begin(participation, len(fit), resting):
         return Cohort(missing=missing, unfit=reasons)
     order = participation.order(fit, seed, round_number)
@@ -298,6 +300,7 @@ def _fit(
     cover: Cover,
     manifest: Manifest,
     batch: int | None,
+    buffers: int,
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """What every available device trains; and of those that cannot train anything here, why not."""
     fit: dict[str, str] = {}
@@ -307,7 +310,7 @@ def _fit(
         profile = profiles.get(device) or DeviceProfile()
         if profile not in known:
             try:
-                known[profile] = cover.cover(manifest, profile, batch)
+                known[profile] = cover.cover(manifest, profile, batch, buffers)
             except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
                 known[profile] = error
         found = known[profile]

@@ -55,6 +55,7 @@ class Kept:
     boundary: str
     vectors: Mapping[str, Vector]
     walked: tuple[float, ...] = ()  # of every unit: the sum of the rates of its steps since it was synchronised
+    steps: int = 0  # that the device has taken with what it keeps
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class RoundEngine:
 
         `seconds` has what the tasks of devices took before; so many devices are `resting`, there but not invited.
         """
-        plan = self.plan
+        plan, (batch, buffers) = self.plan, self.plan.local.load
         return cohort.assign(
             plan.seed,
             number,
@@ -123,10 +123,11 @@ class RoundEngine:
             plan.participation,
             plan.cover,
             self.manifest,
-            plan.local.batch,
+            batch,
             previous,
             seconds or {},
             resting,
+            buffers,
         )
 
     def missing_to_begin(self, fit: int, resting: int) -> int:
@@ -135,8 +136,8 @@ class RoundEngine:
 
     def member(self, device: str, profile: DeviceProfile, seconds: float | None = None) -> cohort.Member:
         """Describe a device that may take over a free seat."""
-        plan = self.plan
-        return cohort.member_of(device, profile, plan.cover, self.manifest, plan.local.batch, seconds)
+        batch, buffers = self.plan.local.load
+        return cohort.member_of(device, profile, self.plan.cover, self.manifest, batch, seconds, buffers)
 
     def task(
         self,

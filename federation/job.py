@@ -52,6 +52,8 @@ class LocalWork:
     activations: Literal["float32", "float16"] = "float32"
     crop: int = 0
     flip: bool = False
+    clip_norm: float | None = None  # longer gradients are shortened to this
+    micro_batch: int | None = None  # samples that go through the graph at once; None: the whole batch
 
     def __post_init__(self) -> None:
         self.task("strong", 0, 0)  # says what is wrong
@@ -62,6 +64,12 @@ class LocalWork:
             return parse_schedule(self.rate)
         except InputError as error:
             raise FieldError("rate", str(error)) from None
+
+    @cached_property
+    def load(self) -> tuple[int, int]:
+        """What decides about memory: the samples that go through at once, and the vectors that a step holds."""
+        task = self.task("strong", 0, 0)
+        return task.at_once, task.buffers
 
     def task(self, boundary: str, round_number: int, seed: int, exchange: Exchange | None = None) -> Task:
         """Write a device's task in a round."""
@@ -79,6 +87,8 @@ class LocalWork:
             self.flip,
             self.epochs,
             exchange or Exchange(),
+            clip_norm=self.clip_norm,
+            micro_batch=self.micro_batch,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from federation.axes.local import LOCAL, LocalRule, check_rules
+from federation.axes.local import LOCAL, LocalRule, check_rules, working_vectors
 from federation.axes.local.rule import check_constant
 from federation.decode import decode, encode
 from federation.errors import FieldError, InputError
@@ -36,6 +36,8 @@ class Task:
     exchange: Exchange = field(default_factory=Exchange)
     holdout: float = 0.0  # share of the local data that is never trained on
     evaluate: bool = False  # score the received version on that share, before training
+    clip_norm: float | None = None  # longer gradients are shortened to this
+    micro_batch: int | None = None  # samples that go through the graph at once; None: the whole batch
 
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
@@ -47,13 +49,26 @@ class Task:
             ("refresh_every", self.refresh_every, 1, MOST_STEPS),
             ("crop", self.crop, 0, MOST_PIXELS),
             ("epochs", self.epochs, 1, MOST_STEPS),
+            ("micro_batch", self.micro_batch, 1, MOST_SAMPLES_PER_STEP),
         ):
             if value is not None and not least <= value <= most:
                 raise FieldError(name, f"expected a number from {least} to {most}, got {value}")
         if self.activations not in ("float32", "float16"):
             raise FieldError("activations", f"expected 'float32' or 'float16', got {self.activations!r}")
+        if self.clip_norm is not None and not 0 < self.clip_norm < 1e30:
+            raise FieldError("clip_norm", f"expected a number above 0, got {self.clip_norm}")
         check_constant("rate", self.rate)
         check_rules(self.rules)
+
+    @property
+    def at_once(self) -> int:
+        """How many samples go through the graph at once."""
+        return min(self.batch, self.micro_batch or self.batch)
+
+    @property
+    def buffers(self) -> int:
+        """How many vectors, as long as the parameters, a step has beside them and its gradients."""
+        return working_vectors(self.rules) + (self.at_once < self.batch)
 
     def for_samples(self, samples: int) -> Task:
         """Return the task of a device with so many samples: passes over them become steps, of full batches only."""
@@ -62,10 +77,13 @@ class Task:
         return replace(self, steps=self.epochs * max(1, samples // self.batch), epochs=None)
 
 
+_NEWER = ("holdout", "evaluate", "clip_norm", "micro_batch")
+
+
 def encode_task(task: Task) -> dict[str, Any]:
     """Turn a task into JSON; what older devices do not know is left out where it means nothing."""
     found: dict[str, Any] = encode(task)
-    return {name: value for name, value in found.items() if value or name not in ("holdout", "evaluate")}
+    return {name: value for name, value in found.items() if value or name not in _NEWER}
 
 
 def decode_task(data: Any) -> Task:

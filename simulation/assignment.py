@@ -31,7 +31,8 @@ def may_stack(manifest: Manifest, task: Task) -> bool:
     macs = task.batch * sum(layer.macs for layer in manifest.layers[boundary.layer :])
     # Dropout and short memory are not PyTorch's own: torch_engine.Forward puts others in their place.
     plain = not manifest.uses_seed and boundary.last_steps is None
-    return macs <= MOST_MACS and plain and len(covered.graphs) == 1 and task.activations == "float32"
+    whole = len(covered.graphs) == 1 and task.at_once == task.batch
+    return macs <= MOST_MACS and plain and whole and task.activations == "float32"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from federation.axes.local import shortening
 from federation.manifest import Boundary, Loss, Manifest
 from federation.space import Vector
 from model_export.oracle import torch_loss
@@ -82,6 +83,14 @@ class StackedStep:
             start = self.count * place.start + row * length
             vector[place] = flat[start : start + length]
         return vector
+
+    def clip(self, most: float) -> None:
+        """Shorten the gradient of every device's weights to the length `most`."""
+        gradients = [weight.grad for weight in self._weights.values() if weight.grad is not None]
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+        factors = torch.tensor([shortening(norm, most) for norm in norms.tolist()])
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))
 
     def run(self, batches: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float32]:
         """Return the loss of every device; leave gradients and new statistics in `gradients`."""

@@ -113,7 +113,8 @@ class StackedTrainer:
         brought = tuple(sorted(start.brought))
         batch = min(task.batch, len(samples))
         augmented = task.crop, task.flip
-        return task.boundary, task.steps, batch, task.rate, task.rules, task.activations, augmented, brought
+        work = task.steps, batch, task.rate, task.rules, task.clip_norm, start.steps_before
+        return task.boundary, *work, task.activations, augmented, brought
 
     def _alone(
         self, task: Task, start: Received, samples: TrainingSamples, seen: Callable[[Vector], None] | None
@@ -193,6 +194,7 @@ class _Stack:
             self.task.rate,
             self.step.stack([r.origin for r in received]),
             {name: self.step.stack([r.brought[name] for r in received]) for name in received[0].brought},
+            received[0].steps_before,
         )
         own = runs(self.boundary.space(trainer.manifest), self.boundary.layer, covered.layers)
         self.local = LocalStep(self.task.rules, start, *map(self.step.stretched, own))
@@ -203,6 +205,8 @@ class _Stack:
         losses = np.empty((self.task.steps, len(self.tasks)), np.float64)
         for number in range(self.task.steps):
             losses[number] = self.step.run(*read(number))
+            if self.task.clip_norm is not None:
+                self.step.clip(self.task.clip_norm)
             self.local.step(self.step.gradients, self.task.rate)
             if seen is not None:
                 for row in range(len(self.tasks)):

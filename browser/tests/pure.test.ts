@@ -21,6 +21,7 @@ import { trainedRegion } from "../src/federation/exchange.ts";
 import { loads, type Manifest } from "../src/federation/manifest.ts";
 import { decodeTask, type Report, type Task } from "../src/federation/messages.ts";
 import { ofLayers, type Region } from "../src/federation/region.ts";
+import { clip } from "../src/federation/rules/clipping.ts";
 import { LocalStep, runs } from "../src/federation/rules/chain.ts";
 import { rulesOf } from "../src/federation/rules/index.ts";
 import { score } from "../src/federation/metrics.ts";
@@ -151,9 +152,9 @@ describe("local rules", () => {
   test.each(Object.entries<any>(known.rules))("%s", (_, { rules, brought, x, update, state }) => {
     const size = 41;
     const start = pattern(size, 5);
-    const given = Object.fromEntries(brought.map((name: string, salt: number) => [name, pattern(size, 6 + salt)]));
+    const given = Object.fromEntries(brought.map((name: string, salt: number) => [name, pattern(size, 6 + salt).map(Math.abs)]));
     const chain = rulesOf(new Field(rules, "rules"));
-    const begun = { x: start, steps: 5, rate: 0.05, origin: start.slice(), brought: given };
+    const begun = { x: start, steps: 5, rate: 0.05, origin: start.slice(), brought: given, stepsBefore: 7 };
     const weights = [{ start: 2, stop: 19 }, { start: 23, stop: 41 }];
     const step = new LocalStep(chain, begun, weights, [{ start: 19, stop: 23 }]);
     for (let number = 0; number < 5; number++) step.step(pattern(size, 20 + number), 0.05);
@@ -162,6 +163,12 @@ describe("local rules", () => {
     const found = Object.fromEntries(Object.entries(step.state()).map(([name, vector]) => [name, [...vector]]));
     expect(found).toEqual(Object.fromEntries(Object.entries<string>(state).map(([name, text]) => [name, [...floats(text)]])));
   });
+});
+
+test.each(Object.entries<string>(known.clipped))("a gradient is shortened to %s", (most, expected) => {
+  const gradients = pattern(41, 8);
+  clip(gradients, [{ start: 2, stop: 19 }, { start: 23, stop: 41 }], Number(most));
+  expect([...gradients]).toEqual([...floats(expected)]);
 });
 
 describe("bodies", () => {
@@ -208,7 +215,7 @@ class PatternServer implements ServerValues {
 function trainOnPatterns({ task, device, received }: Begun): LocalStep {
   const covered: Coverage = device.covered;
   const x = received.parameters.slice();
-  const start = { x, steps: task.steps, rate: task.rate, origin: received.reference, brought: received.brought };
+  const start = { x, steps: task.steps, rate: task.rate, origin: received.reference, brought: received.brought, stepsBefore: received.stepsBefore };
   const { weights, statistics } = runs(manifest.spaceOf(covered.boundary), covered.boundary.layer, covered);
   const local = new LocalStep(task.rules, start, weights, statistics);
   for (let number = 0; number < task.steps; number++) local.step(pattern(x.length, 1000 + 10 * task.round + number), task.rate);
@@ -226,7 +233,7 @@ describe("a device's part in rounds", () => {
       if (expected.loses) memory.clear();
       const begun = await begin(task, manifest, new PatternServer(task.round), async (last) => memory.get(last));
       const local = trainOnPatterns(begun);
-      const contribution = finish(begun, { local, report: {} as Report });
+      const contribution = finish(begun, { local, report: { steps: task.steps } as Report });
       expect(begun.device.lost).toBe(expected.lost);
       expect(sha256(begun.received.parameters)).toBe(expected.parameters);
       expect(sha256(begun.received.reference)).toBe(expected.reference);
@@ -234,9 +241,10 @@ describe("a device's part in rounds", () => {
       expect(sha256(encode(contribution.tracks))).toBe(expected.body);
       expect(hashes(contribution.kept)).toEqual(expected.kept);
       expect(contribution.walked).toEqual(expected.walked);
+      expect(contribution.steps).toBe(expected.steps);
       const id = `task-${task.round}`;
       const vectors = Object.fromEntries(Object.entries(contribution.kept).map(([name, vector]) => [name, vector.slice()]));
-      memory.set(id, { task: id, boundary: task.boundary, vectors, walked: contribution.walked });
+      memory.set(id, { task: id, boundary: task.boundary, vectors, walked: contribution.walked, steps: contribution.steps });
     }
   });
 });

@@ -38,7 +38,13 @@ def train(
     rate: Annotated[str, typer.Option(help="Learning rate: 0.05, 0.4/10@800,900, '0.1 cosine 50'.")] = "0.05",
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="Local rules in order: momentum=0.9, weight_decay=1e-4, proximal=0.01, sgd."),
+        typer.Option(
+            help="Local rules in order: momentum=0.9, adam, adamw=0.01, weight_decay=1e-4, proximal=0.01, sgd."
+        ),
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Shorten longer gradients to this norm.")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, max=65536, help="Samples of a batch that go through at once; less memory.")
     ] = None,
     augment: Annotated[str, typer.Option(help="Images: crop=4,flip")] = "none",
     refresh_every: Annotated[int, typer.Option(min=1, help="Rounds for which augmented activations are kept.")] = 1,
@@ -85,6 +91,8 @@ def train(
                 batch=batch,
                 rate=rate,
                 rules=rule or ["momentum=0.9"],
+                clip_norm=clip_norm,
+                micro_batch=micro_batch,
                 augment=augment,
                 refresh_every=refresh_every,
                 activations=activations,  # type: ignore[arg-type]

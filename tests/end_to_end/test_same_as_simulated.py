@@ -48,6 +48,23 @@ COMBINATIONS = {
     "VRL-SGD, input side, Yogi": job_text(
         "vrl_sgd", 4, "[cover]\nrule = 'input_side'\n[serve]\nrule = 'yogi'\n", steps=3
     ),
+    "AdamW that is kept, clipped, in parts": job_text(
+        "embracing",
+        5,
+        SOME,
+        steps=3,
+        rate='"0.003"',
+        rules="[{ rule = 'adamw', between = 'keep' }]",
+        clip_norm=0.5,
+        micro_batch=5,
+    ),
+    "Adam behind weight decay, widths": job_text(
+        "",
+        3,
+        "[cover]\nrule = 'width'\n",
+        steps=2,
+        rules="[{ rule = 'weight_decay', factor = 0.01 }, { rule = 'adam' }]",
+    ),
     "DOMO, some take part": job_text("domo", 5, SOME, steps=3),
 }
 HANDED_ON = {  # a window of partial averaging has ten rotations: the cohort changes after 20 rounds

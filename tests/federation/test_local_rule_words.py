@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import federation.axes.local as local
-from federation.axes.local import LocalRule, Momentum, Proximal, WeightDecay, parse_rule
+from federation.axes.local import Adam, AdamW, LocalRule, Momentum, Proximal, WeightDecay, parse_rule
 from federation.errors import InputError
 
 
@@ -13,6 +13,9 @@ from federation.errors import InputError
     ("text", "rule"),
     [
         ("sgd", None),
+        ("adam", Adam()),
+        ("adamw", AdamW()),
+        ("adamw=0.1", AdamW(decay=0.1)),
         ("momentum=0.9", Momentum(0.9)),
         ("nesterov=0.9", Momentum(0.9, nesterov=True)),
         ("weight_decay=1e-4", WeightDecay(1e-4)),
@@ -26,9 +29,9 @@ def test_words_of_the_command_line(text: str, rule: LocalRule | None) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("adam=1", "rule 'adam=1': expected sgd, momentum=NUMBER, nesterov=NUMBER, proximal=NUMBER, weight_decay="),
-        ("", "rule '': expected sgd, momentum=NUMBER"),
-        ("sgd=1", "rule 'sgd=1': expected sgd, momentum=NUMBER"),
+        ("adam=1", "rule 'adam=1': expected sgd, adam, adamw, adamw=NUMBER, momentum=NUMBER, "),
+        ("", "rule '': expected sgd, adam"),
+        ("sgd=1", "rule 'sgd=1': expected sgd, adam"),
         ("momentum", "rule 'momentum': expected momentum=NUMBER, such as momentum=0.01"),
         ("momentum=", "rule 'momentum=': expected momentum=NUMBER"),
         ("momentum=0.9=1", "rule 'momentum=0.9=1': expected momentum=NUMBER"),

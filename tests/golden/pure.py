@@ -23,6 +23,8 @@ from edge_runtime.engine.ordered_dropout import draw_width
 from edge_runtime.participant import Begun, Contribution, begin, finish
 from edge_runtime.trainer import Outcome, batches, step_seed
 from federation.axes.local import (
+    Adam,
+    AdamW,
     ControlVariate,
     LocalRule,
     LocalStep,
@@ -31,6 +33,7 @@ from federation.axes.local import (
     ServerMomentum,
     Start,
     WeightDecay,
+    clip,
     runs,
 )
 from federation.axes.sync import FedLama, OnePart, Rotating, Sync, When, WholeModel, after_round, first_facts
@@ -221,6 +224,9 @@ CHAINS: dict[str, tuple[tuple[LocalRule, ...], tuple[str, ...]]] = {
     "control": ((ControlVariate(), Momentum(0.9)), ("control",)),
     "domo": ((Momentum(0.9), ServerMomentum(0.7, "before")), ("server_momentum",)),
     "domo_s": ((WeightDecay(0.01), Momentum(0.9), ServerMomentum(0.7, "every_step")), ("server_momentum",)),
+    "adam": ((Adam(),), ()),
+    "adam_l2": ((WeightDecay(0.1), Adam(0.8, 0.95, 1e-5)), ("first_moment", "second_moment")),
+    "adamw": ((AdamW(decay=0.1), ServerMomentum(0.7, "every_step")), ("server_momentum",)),
     "everything": (
         (WeightDecay(0.01), Proximal(0.3), ControlVariate(), Momentum(0.9), ServerMomentum(0.2, "before")),
         ("control", "server_momentum", "momentum"),
@@ -235,8 +241,8 @@ def rule_chains() -> dict[str, Any]:
     found = {}
     for name, (rules, brought) in CHAINS.items():
         x = pattern(SIZE, 5)
-        given = {each: pattern(SIZE, 6 + salt) for salt, each in enumerate(brought)}
-        step = LocalStep(rules, Start(x, STEPS, RATE, brought=given), WEIGHTS, STATISTICS)
+        given = {each: np.abs(pattern(SIZE, 6 + salt)) for salt, each in enumerate(brought)}
+        step = LocalStep(rules, Start(x, STEPS, RATE, brought=given, steps_before=7), WEIGHTS, STATISTICS)
         for number in range(STEPS):
             step.step(pattern(SIZE, 20 + number), RATE)
         found[name] = {
@@ -246,6 +252,16 @@ def rule_chains() -> dict[str, Any]:
             "update": base64_of(step.update()),
             "state": {key: base64_of(value) for key, value in step.state().items()},
         }
+    return found
+
+
+def clipped() -> dict[str, Any]:
+    """Gradients of weights, shortened to some norms."""
+    found = {}
+    for most in (0.5, 2.0, 1e6):
+        gradients = pattern(SIZE, 8)
+        clip(gradients, WEIGHTS, most)
+        found[str(most)] = base64_of(gradients)
     return found
 
 
@@ -331,6 +347,8 @@ SCENARIOS = {
     "input_side": Scenario(boundary="..body", rules=(WeightDecay(0.1),)),
     "momentum_kept": Scenario((Momentum(0.9, between="keep"),)),
     "momentum_averaged": Scenario((Momentum(0.9, between="average"),), boundary="body"),
+    "adam": Scenario((Adam(),), boundary="body"),
+    "adamw_kept": Scenario((AdamW(between="keep"),), misses=(1,), loses=(3,), rounds=5),
     "scaffold": Scenario((ControlVariate(),), boundary="body", misses=(1,), rounds=4),
     "scaffold_lost": Scenario((ControlVariate(),), loses=(2,), rounds=4),
     "vrl_sgd": Scenario((ControlVariate("own"),), rounds=4),
@@ -394,7 +412,9 @@ def _participate(scenario: Scenario) -> Iterator[dict[str, Any]]:
         begun = begin(task, MODEL_MANIFEST, Server(task.round), memory)
         contribution = finish(begun, train_on_patterns(begun))
         last = f"task-{task.round}"
-        memory.kept = {last: Kept(last, task.boundary, _copied(contribution.kept), contribution.walked)}
+        memory.kept = {
+            last: Kept(last, task.boundary, _copied(contribution.kept), contribution.walked, contribution.steps)
+        }
         yield {
             "task": encode_task(task),
             "loses": task.round in scenario.loses,
@@ -405,6 +425,7 @@ def _participate(scenario: Scenario) -> Iterator[dict[str, Any]]:
             "body": _body(contribution),
             "kept": {name: sha256(vector) for name, vector in sorted(contribution.kept.items())},
             "walked": contribution.walked,
+            "steps": contribution.steps,
         }
 
 
@@ -439,7 +460,8 @@ def train_on_patterns(begun: Begun) -> Outcome:
     """Three steps whose gradients are patterns."""
     task, covered = begun.task, begun.device.covered
     x = np.array(begun.received.parameters)
-    start = Start(x, task.steps, task.rate, begun.received.origin, begun.received.brought)
+    received = begun.received
+    start = Start(x, task.steps, task.rate, received.origin, received.brought, received.steps_before)
     space = covered.boundary.space(MODEL_MANIFEST)
     local = LocalStep(task.rules, start, *runs(space, covered.boundary.layer, covered.layers))
     for number in range(task.steps):
@@ -464,6 +486,7 @@ def everything() -> dict[str, Any]:
         "scores": scores(),
         "graphs": graphs(),
         "rules": rule_chains(),
+        "clipped": clipped(),
         "bodies": bodies(),
         "participants": participants(),
     }

@@ -17,7 +17,7 @@ from torch import nn
 from edge_runtime.data import from_arrays
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer
-from federation.axes.local import ControlVariate, Momentum, Proximal, ServerMomentum, WeightDecay
+from federation.axes.local import AdamW, ControlVariate, Momentum, Proximal, ServerMomentum, WeightDecay
 from federation.coverage import coverage
 from federation.errors import EmbraceError, NonFiniteLoss
 from federation.messages import Task
@@ -93,6 +93,33 @@ def test_each_device_gets_what_it_gets_alone(bundle_of, name, boundary):
         assert relative(outcome.parameters, expected.parameters) < 1e-5
         assert relative(outcome.local.state()["momentum"], expected.local.state()["momentum"]) < 1e-3
         assert outcome.local.rates == expected.local.rates
+
+
+@pytest.mark.parametrize(("name", "boundary"), CASES[1:3])
+def test_every_device_has_a_norm_and_moments_of_its_own(bundle_of, name, boundary):
+    bundle = bundle_of(name)
+    tasks = [Task(boundary, 4, 16, 1e-3, (AdamW(between="keep"),), seed=n, clip_norm=0.5) for n in range(5)]
+    received, samples = starts(bundle, boundary, 5), devices(bundle, 5)
+    moments = {"first_moment": received[0].parameters * 1e-3, "second_moment": np.abs(received[0].parameters) * 1e-3}
+    received = [replace(start, brought=moments, steps_before=9) for start in received]
+    outcomes = trainer_of(bundle).train(tasks, received, samples)
+    for task, start, data, outcome in zip(tasks, received, samples, outcomes, strict=True):
+        expected = alone(bundle, task, start, data)
+        assert outcome.report.seconds["together"] == 5
+        assert relative(outcome.parameters, expected.parameters) < 1e-5
+        for name, vector in expected.local.state().items():
+            assert relative(outcome.local.state()[name], vector) < 1e-3
+        loose = alone(bundle, replace(task, clip_norm=None), start, data)
+        assert relative(loose.parameters, expected.parameters) > 1e-5, "nothing was clipped"
+
+
+def test_devices_with_different_numbers_of_steps_are_no_stack(bundle_of):
+    bundle = bundle_of("mnist_lr")
+    boundary = bundle.manifest.boundaries[0].name
+    tasks = [Task(boundary, 1, 16, 1e-3, (AdamW(between="keep"),), seed=n) for n in range(6)]
+    received = [replace(start, steps_before=n) for n, start in enumerate(starts(bundle, boundary, 6))]
+    outcomes = trainer_of(bundle).train(tasks, received, devices(bundle, 6))
+    assert not any("together" in outcome.report.seconds for outcome in outcomes)
 
 
 @pytest.mark.parametrize(("name", "boundary"), CASES)

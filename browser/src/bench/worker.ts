@@ -49,7 +49,7 @@ async function open(order: Open): Promise<Answer> {
     return (dtype === "int64" ? new BigInt64Array(buffer) : new Float32Array(buffer)) as Batch["inputs"] & Batch["labels"];
   };
   const batch = { size: order.batch, inputs: await numbers("inputs", entry.dtype), labels: await numbers("labels", labels.dtype) };
-  const start = { x: step.parameters, steps: 1, rate: 1, origin: step.parameters.slice(), brought: {} };
+  const start = { x: step.parameters, steps: 1, rate: 1, origin: step.parameters.slice(), brought: {}, stepsBefore: 0 };
   const found = runs(space, boundary.layer, covered);
   opened = { step, local: new LocalStep([new WeightDecay(1e-4), new Momentum(0.9, false, "reset")], start, found.weights, found.statistics), batch };
   return { milliseconds: performance.now() - began };

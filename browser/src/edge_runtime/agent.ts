@@ -3,7 +3,7 @@ import { coverage } from "../federation/coverage.ts";
 import { needOf, type MeasuredNeed } from "../federation/capacity.ts";
 import { EmbraceError, messageOf, OutOfMemory, TaskFailed } from "../federation/errors.ts";
 import type { Boundary, Manifest } from "../federation/manifest.ts";
-import { decodeTask, type Report, type Task, type TaskOffer } from "../federation/messages.ts";
+import { atOnce, buffersOf, decodeTask, type Report, type Task, type TaskOffer } from "../federation/messages.ts";
 import { product } from "../federation/space.ts";
 import { encode } from "../federation/wire.ts";
 import { inMemory, type MakeRoom } from "./activations.ts";
@@ -178,12 +178,12 @@ export class Agent {
       return begin(task, bundle.manifest, server, (last) => this.storage.kept.get(last));
     });
     const { boundary } = begun.device.covered;
-    this.measure = (): Promise<void> => this.checkMemory(boundary, task.batch, 4 * begun.device.graph.size);
+    this.measure = (): Promise<void> => this.checkMemory(boundary, atOnce(task), 4 * begun.device.graph.size);
     const outcome = await trainer.run(task, begun.received, watch);
     const contribution = await watch.part("optimiser", () => finish(begun, outcome));
     await watch.part("state", () => {
-      const { kept: vectors, walked } = contribution;
-      const kept = { task: offer.id, job: offer.job, boundary: task.boundary, vectors, walked };
+      const { kept: vectors, walked, steps } = contribution;
+      const kept = { task: offer.id, job: offer.job, boundary: task.boundary, vectors, walked, steps };
       return Object.keys(vectors).length > 0 ? this.storage.kept.put(offer.id, kept) : undefined;
     });
     const body = encode(contribution.tracks);
@@ -266,7 +266,7 @@ export class Agent {
   private forwardPlan(manifest: Manifest, task: Task, samples: number): Omit<ForwardPlan, "storedAs"> {
     const { boundary } = coverage(manifest, task.boundary);
     const room = this.device.memory;
-    const need = needOf(manifest, boundary, task.batch, this.known.needs);
+    const need = needOf(manifest, boundary, atOnce(task), this.known.needs, buffersOf(task));
     if (need > 2 * room) throw new OutOfMemory(`training from '${boundary.name}' needs about ${megabytes(need)}, and ${megabytes(room)} are allowed`);
     const spare = Math.max(room - need, room / 8);
     const largest = Math.max(...manifest.layers.map((layer) => Math.max(layer.activations, product(layer.output.shape))));

@@ -122,7 +122,7 @@ async function weightsOf(bundle: RemoteBundle, offer: TaskOffer, boundary: Bound
 
 function localStep(manifest: Manifest, boundary: Boundary, x: Vector, steps: number): LocalStep {
   const { weights, statistics } = runs(manifest.spaceOf(boundary), boundary.layer, coverage(manifest, boundary.name));
-  const start = { x, steps, rate: RATE, origin: x.slice(), brought: {} };
+  const start = { x, steps, rate: RATE, origin: x.slice(), brought: {}, stepsBefore: 0 };
   return new LocalStep([new WeightDecay(1e-4), new Momentum(0.9, false, "reset")], start, weights, statistics);
 }
 

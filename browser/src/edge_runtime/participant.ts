@@ -20,6 +20,7 @@ export interface Contribution {
   readonly tracks: ReadonlyMap<string, readonly [Region, Vector]>;
   readonly kept: Vectors;
   readonly walked: readonly number[];
+  readonly steps: number; // that the device has taken with what it keeps
 }
 
 /** Collect everything that training starts from; `load` finds what was kept of a task. */
@@ -31,11 +32,12 @@ export async function begin(task: Task, manifest: Manifest, server: ServerValues
   const model = await startOf(device);
   const brought: Record<string, Vector> = {};
   for (const rule of task.rules) Object.assign(brought, await rule.beginTask(device, model));
-  return { task, device, received: { parameters: model.parameters, brought, reference: model.reference } };
+  const received = { parameters: model.parameters, brought, reference: model.reference, stepsBefore: own?.steps ?? 0 };
+  return { task, device, received };
 }
 
 /** Collect what to send and what to keep; the vectors are good until the trainer's next task. */
-export function finish({ task, device, received }: Begun, { local }: Outcome): Contribution {
+export function finish({ task, device, received }: Begun, { local, report }: Outcome): Contribution {
   const { exchange } = task;
   const update = local.update();
   const model: LocalModel = { parameters: received.parameters, reference: received.reference };
@@ -55,6 +57,7 @@ export function finish({ task, device, received }: Begun, { local }: Outcome): C
     tracks: new Map(sending.map(([name, vector]) => [name, [sent, inside.gather(vector)]])),
     kept,
     walked: walkedUntilNow(device).map((walked) => walked + local.rates),
+    steps: received.stepsBefore + report.steps,
   };
 }
 

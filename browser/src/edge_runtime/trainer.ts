@@ -3,9 +3,10 @@ import { coverage, type Coverage } from "../federation/coverage.ts";
 import type { Vectors } from "../federation/device_task.ts";
 import { NonFiniteLoss, OutOfMemory } from "../federation/errors.ts";
 import type { Boundary, Layer, Manifest } from "../federation/manifest.ts";
-import { stepsFor, type Report, type Task } from "../federation/messages.ts";
+import { atOnce, stepsFor, type Report, type Task } from "../federation/messages.ts";
 import { LocalStep, runs } from "../federation/rules/chain.ts";
-import type { Bytes, Vector } from "../federation/space.ts";
+import { clip } from "../federation/rules/clipping.ts";
+import type { Bytes, Slice, Vector } from "../federation/space.ts";
 import type { ActivationStore } from "./activations.ts";
 import { augment } from "./data/augment.ts";
 import { sampleBits, shuffled } from "./data/prng.ts";
@@ -24,6 +25,7 @@ export interface Received {
   readonly parameters: Vector;
   readonly brought: Vectors;
   readonly reference: Vector; // what an update is the difference from
+  readonly stepsBefore: number; // that the device has taken with what it brings
 }
 
 /** What training gave. The vectors are the trainer's own, in the runtime's memory, and change with its next task. */
@@ -39,6 +41,32 @@ interface StoredActivations {
   readonly task: Task;
   readonly lineage: string;
   readonly version: string;
+}
+
+/** The gradient of a batch whose samples go through the graph a few at a time; statistics follow part after part. */
+class MeanGradient {
+  private readonly mean: Vector;
+
+  constructor(
+    private readonly step: GradientStep,
+    private readonly statistics: readonly Slice[],
+  ) {
+    this.mean = new Float32Array(step.gradients.length);
+  }
+
+  /** Add the gradients of the last run; the last of a batch puts the mean in their place and begins anew. */
+  add(share: number, last: boolean): void {
+    const { mean, step } = this;
+    const { gradients } = step;
+    const fresh = this.statistics.map(({ start, stop }) => gradients.slice(start, stop));
+    const single = Math.fround(share);
+    for (let i = 0; i < mean.length; i++) mean[i] = mean[i]! + Math.fround(gradients[i]! * single);
+    if (last) {
+      gradients.set(mean);
+      mean.fill(0);
+    }
+    this.statistics.forEach(({ start }, place) => (last ? gradients : step.parameters).set(fresh[place]!, start));
+  }
 }
 
 /** Trains one device's data, task after task; keeps activations and the session where the next task can use them. */
@@ -156,14 +184,14 @@ export class Trainer {
     const { step } = this.step!;
     const { boundary } = covered;
     step.parameters.set(received.parameters);
-    const start = { x: step.parameters, steps, rate: task.rate, origin: received.reference, brought: received.brought };
+    const start = { x: step.parameters, steps, rate: task.rate, origin: received.reference, brought: received.brought, stepsBefore: received.stepsBefore };
     const { weights, statistics } = runs(this.manifest.spaceOf(boundary), boundary.layer, covered);
     const local = new LocalStep(task.rules, start, weights, statistics);
     const losses: number[] = [];
+    const mean = atOnce(task) < this.batchSize(task) ? new MeanGradient(step, statistics) : undefined;
     for (const { number, epoch, indices } of batches(this.samples.length, this.batchSize(task), task, steps)) {
       await this.progress("train", number, steps);
-      const batch = await watch.part("activation_io", () => this.read(task, indices, epoch));
-      const loss = await step.run(batch, stepSeed(task, number));
+      const loss = await this.gradient(task, step, mean, number, epoch, indices, watch);
       if (!Number.isFinite(loss)) {
         throw new NonFiniteLoss(
           `the loss is ${loss} at step ${number + 1} of round ${task.round} with the rate ${task.rate}; ` +
@@ -171,13 +199,39 @@ export class Trainer {
         );
       }
       losses.push(loss);
-      await watch.part("optimiser", () => local.step(step.gradients, task.rate));
+      await watch.part("optimiser", () => {
+        if (task.clipNorm !== undefined) clip(step.gradients, weights, task.clipNorm);
+        local.step(step.gradients, task.rate);
+      });
     }
     await this.progress("train", steps, steps);
     if (!local.x.every(Number.isFinite)) {
       throw new NonFiniteLoss(`parameters are not finite after round ${task.round}; use a smaller rate`);
     }
     return { local, losses };
+  }
+
+  /** Leave the gradient of a batch in the step's vector, whether its samples go through at once or in parts. */
+  private async gradient(
+    task: Task,
+    step: GradientStep,
+    mean: MeanGradient | undefined,
+    number: number,
+    epoch: number,
+    indices: Int32Array,
+    watch: Stopwatch,
+  ): Promise<number> {
+    const size = Math.min(indices.length, atOnce(task));
+    const count = Math.ceil(indices.length / size);
+    let loss = 0;
+    for (let place = 0; place < count; place++) {
+      const part = indices.subarray(place * size, (place + 1) * size);
+      const share = part.length / indices.length;
+      const batch = await watch.part("activation_io", () => this.read(task, part, epoch));
+      loss += share * (await step.run(batch, stepSeed(task, number * count + place)));
+      if (mean !== undefined) await watch.part("optimiser", () => mean.add(share, place === count - 1));
+    }
+    return loss;
   }
 
   private read(task: Task, indices: Int32Array, epoch: number): Batch {

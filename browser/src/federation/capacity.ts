@@ -14,10 +14,10 @@ export interface MeasuredNeed {
 }
 
 /** Predict the bytes of training from a boundary, beside the idle runtime. */
-export function predictedPeak(manifest: Manifest, boundary: Boundary, batch: number): number {
+export function predictedPeak(manifest: Manifest, boundary: Boundary, batch: number, buffers = 1): number {
   const weights = count(manifest, boundary, "weight");
   const statistics = count(manifest, boundary, "statistic");
-  const vectors = 4 * (3 * weights + 2 * statistics); // parameters, gradients, momentum
+  const vectors = 4 * ((2 + buffers) * weights + 2 * statistics); // parameters, gradients, what local rules hold
   if (boundary.stepMemory === undefined) {
     return Math.trunc(ARENA * (vectors + 8 * boundary.activations * batch + GRAPH_BYTES * (boundary.train?.bytes ?? 0)));
   }
@@ -26,9 +26,9 @@ export function predictedPeak(manifest: Manifest, boundary: Boundary, batch: num
 }
 
 /** The bytes of training from a boundary: measured, else predicted. */
-export function needOf(manifest: Manifest, boundary: Boundary, batch: number, needs: readonly MeasuredNeed[]): number {
+export function needOf(manifest: Manifest, boundary: Boundary, batch: number, needs: readonly MeasuredNeed[], buffers = 1): number {
   const own = needs.filter((need) => need.graph === boundary.train?.sha256 && need.batch === batch);
-  return own.length > 0 ? Math.max(...own.map((need) => need.bytes)) : predictedPeak(manifest, boundary, batch);
+  return own.length > 0 ? Math.max(...own.map((need) => need.bytes)) : predictedPeak(manifest, boundary, batch, buffers);
 }
 
 /** The boundary nearest to the input that fits so many bytes, and what it needs. */

@@ -35,6 +35,7 @@ export interface Kept {
   readonly boundary: string;
   readonly vectors: Vectors;
   readonly walked: readonly number[]; // of every unit: the sum of the rates of its steps since it was synchronised
+  readonly steps: number; // that the device has taken with what it keeps
 }
 
 /** A task as the device meets it. `own` is what it kept of its last task, if it still has that. */

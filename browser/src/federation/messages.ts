@@ -26,10 +26,12 @@ export interface Task {
   readonly exchange: Exchange;
   readonly holdout: number; // share of the local data that is never trained on
   readonly evaluate: boolean; // score the received version on that share, before training
+  readonly clipNorm: number | undefined; // longer gradients are shortened to this
+  readonly microBatch: number | undefined; // samples that go through the graph at once; undefined: the whole batch
 }
 
 const FIELDS =
-  "boundary steps batch rate rules seed round refresh_every activations crop flip epochs exchange holdout evaluate".split(" ");
+  "boundary steps batch rate rules seed round refresh_every activations crop flip epochs exchange holdout evaluate clip_norm micro_batch".split(" ");
 
 /** Read the work of an offer; an error names what is wrong. */
 export function decodeTask(data: unknown): Task {
@@ -49,8 +51,21 @@ export function decodeTask(data: unknown): Task {
     epochs: get("epochs").optional((f) => f.integer(1, MOST)),
     holdout: get("holdout").or(0, (f) => f.number(0, 1)),
     evaluate: get("evaluate").or(false, (f) => f.flag()),
+    clipNorm: get("clip_norm").optional((f) => f.number(Number.MIN_VALUE, 1e30)),
+    microBatch: get("micro_batch").optional((f) => f.integer(1, 65_536)),
     exchange: get("exchange").or(undefined, exchangeOf) ?? exchangeOf(new Field({ sync: {} }, "task.exchange")),
   };
+}
+
+/** The number of samples of a task that go through the graph at once. */
+export function atOnce(task: Task): number {
+  return Math.min(task.batch, task.microBatch ?? task.batch);
+}
+
+/** How many vectors, as long as the parameters, a step of a task has beside them and its gradients. */
+export function buffersOf(task: Task): number {
+  const working = task.rules.reduce((sum, rule) => sum + rule.buffers, 0);
+  return Math.max(1, working) + (atOnce(task) < task.batch ? 1 : 0);
 }
 
 /** The number of steps of a task on so many samples: passes over them become steps, of full batches only. */

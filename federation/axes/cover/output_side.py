@@ -22,10 +22,12 @@ class OutputSide(TieredCover):
     With devices that can train everything this is FedAvg.
     """
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
-        return self.choose(manifest, profile, batch).name
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
+        return self.choose(manifest, profile, batch, buffers).name
 
-    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
+    def choose(
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1
+    ) -> Boundary:
         told = profile.boundary or profile.tier
         if told:
             boundary = manifest.boundary(told)
@@ -38,9 +40,9 @@ class OutputSide(TieredCover):
         if not usable:
             raise InputError(f"{manifest.name!r} has no training graph for the engines {profile.engines}")
         for boundary in usable:
-            if profile.fits(manifest, boundary, batch):
+            if profile.fits(manifest, boundary, batch, buffers):
                 return boundary
-        needs = {boundary.name: profile.need(manifest, boundary, batch) for boundary in usable}
+        needs = {boundary.name: profile.need(manifest, boundary, batch, buffers) for boundary in usable}
         least = min(needs, key=needs.__getitem__)
         raise OutOfMemory(
             f"no boundary of {manifest.name!r} fits: the smallest, {least!r}, needs about {megabytes(needs[least])} at "
@@ -53,11 +55,13 @@ class OutputSide(TieredCover):
 class Everything(TieredCover):
     """Every device trains the whole model; one that cannot does not take part."""
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
-        return self.choose(manifest, profile, batch).name
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
+        return self.choose(manifest, profile, batch, buffers).name
 
-    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
-        most = OutputSide().choose(manifest, profile, batch)
+    def choose(
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1
+    ) -> Boundary:
+        most = OutputSide().choose(manifest, profile, batch, buffers)
         if not most.whole:
             raise OutOfMemory(f"everything is to be trained, and the device can train from {most.name!r} on")
         return most

@@ -85,7 +85,7 @@ class DeviceProfile:
         found = [need.bytes for need in self.needs if (need.graph, need.batch) == (graph, batch or manifest.batch)]
         return max(found, default=None)
 
-    def need(self, manifest: Manifest, boundary: Boundary, batch: int | None = None) -> int:
+    def need(self, manifest: Manifest, boundary: Boundary, batch: int | None = None, buffers: int = 1) -> int:
         """Return the bytes of training from a boundary: measured, else predicted.
 
         A prediction is corrected by what was measured of the boundary that lies nearest.
@@ -95,15 +95,15 @@ class DeviceProfile:
             return own
         known = [(other, self.measured(manifest, other, batch)) for other in manifest.boundaries if self.needs]
         near = [(abs(other.layer - boundary.layer), took, other) for other, took in known if took is not None]
-        predicted = predicted_peak(manifest, boundary, batch)
+        predicted = predicted_peak(manifest, boundary, batch, buffers)
         if not near:
             return predicted
         _, took, other = min(near, key=lambda one: one[0])
-        return predicted * took // max(1, predicted_peak(manifest, other, batch))
+        return predicted * took // max(1, predicted_peak(manifest, other, batch, buffers))
 
-    def fits(self, manifest: Manifest, boundary: Boundary, batch: int | None = None) -> bool:
+    def fits(self, manifest: Manifest, boundary: Boundary, batch: int | None = None, buffers: int = 1) -> bool:
         """Whether the memory suffices to train from a boundary."""
-        return self.memory is None or self.need(manifest, boundary, batch) <= self.memory
+        return self.memory is None or self.need(manifest, boundary, batch, buffers) <= self.memory
 
     def check_measured(self, manifest: Manifest, boundary: Boundary, batch: int | None = None) -> None:
         """Refuse what was tried on the device and is known not to fit, even if the device insists on it."""
@@ -136,10 +136,11 @@ class Cover(ABC):
         return True
 
     @abstractmethod
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
         """Say what a device trains, as text: federation/coverage.py; OutOfMemory if it cannot do what the rule asks.
 
-        `batch` is the one for which memory is predicted; None: the manifest's.
+        `batch` is the one for which memory is predicted, None: the manifest's; `buffers` how many vectors local rules
+        hold.
         """
 
 

@@ -33,16 +33,20 @@ class Width(TieredCover):
     def by_layer(self) -> bool:
         return False
 
-    def choose(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> Boundary:
-        return self.allowed(manifest, profile, batch)[0]
+    def choose(
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1
+    ) -> Boundary:
+        return self.allowed(manifest, profile, batch, buffers)[0]
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
-        return self.choose(manifest, profile, batch).name
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
+        return self.choose(manifest, profile, batch, buffers).name
 
-    def allowed(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> list[Boundary]:
+    def allowed(
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1
+    ) -> list[Boundary]:
         """Everything from the widest that the device can train to the narrowest there is."""
         usable = sorted((b for b in _of_all_layers(manifest) if profile.can_run(b)), key=width_of, reverse=True)
-        told, room = self._told(manifest, profile, batch)
+        told, room = self._told(manifest, profile, batch, buffers)
         if told is not None:
             if told not in usable:
                 raise InputError(f"boundary {told.name!r} has no graph for the engines {profile.engines}")
@@ -50,7 +54,7 @@ class Width(TieredCover):
             return usable[usable.index(told) :]
         if not usable:
             raise InputError(f"{manifest.name!r} has no graph of all layers for the engines {profile.engines}")
-        needs = [self._need(manifest, profile, boundary, batch) for boundary in usable]
+        needs = [self._need(manifest, profile, boundary, batch, buffers) for boundary in usable]
         fitting = [boundary for boundary, need in zip(usable, needs, strict=True) if room is None or need <= room]
         if not fitting:
             raise OutOfMemory(
@@ -59,18 +63,20 @@ class Width(TieredCover):
             )
         return usable[usable.index(fitting[0]) :]
 
-    def _need(self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None) -> int:
-        return profile.need(manifest, boundary, batch)
+    def _need(
+        self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None, buffers: int
+    ) -> int:
+        return profile.need(manifest, boundary, batch, buffers)
 
     def _told(
-        self, manifest: Manifest, profile: DeviceProfile, batch: int | None
+        self, manifest: Manifest, profile: DeviceProfile, batch: int | None, buffers: int
     ) -> tuple[Boundary | None, int | None]:
         """The boundary that is settled, or else the bytes that there are."""
         if profile.boundary:
             measured = manifest.boundary(profile.boundary)
             if measured in _of_all_layers(manifest):
                 return measured, None
-            return None, profile.need(manifest, measured, batch)
+            return None, profile.need(manifest, measured, batch, buffers)
         if not profile.tier:
             return None, profile.memory
         if profile.tier in self.tiers:
@@ -85,12 +91,14 @@ class Width(TieredCover):
 class OrderedDropout(Width):
     """FjORD: in every step one of the widths up to the widest that the device can train."""
 
-    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None) -> str:
-        return OR.join(boundary.name for boundary in self.allowed(manifest, profile, batch))
+    def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
+        return OR.join(boundary.name for boundary in self.allowed(manifest, profile, batch, buffers))
 
-    def _need(self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None) -> int:
+    def _need(
+        self, manifest: Manifest, profile: DeviceProfile, boundary: Boundary, batch: int | None, buffers: int
+    ) -> int:
         narrower = [other for other in _of_all_layers(manifest) if width_of(other) < width_of(boundary)]
-        return profile.need(manifest, boundary, batch) + beside(manifest, narrower)
+        return profile.need(manifest, boundary, batch, buffers) + beside(manifest, narrower)
 
 
 def _of_all_layers(manifest: Manifest) -> list[Boundary]:

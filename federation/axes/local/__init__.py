@@ -2,6 +2,7 @@
 
     rule              the direction of a step              a device keeps    beside the model travels
 
+    Adam, AdamW       m̂ / (√v̂ + ε) [+ decay·x]             m, v, if kept     nothing
     WeightDecay       g + factor·x                         nothing           nothing
     Proximal          g + μ(x − x_0), FedProx              nothing           nothing
     ControlVariate    g + c − c_i, SCAFFOLD and VRL-SGD    c_i               Δc_i (SCAFFOLD)
@@ -10,12 +11,14 @@
                       before the first step
 
 No rule at all is plain SGD. The order counts: rules apply from left to right, so weight decay before momentum is
-PyTorch's SGD.
+PyTorch's SGD. A step's gradient may be clipped before any of them (clipping.py).
 """
 
 from typing import Final
 
-from federation.axes.local.chain import BLOCK, LocalStep, check_rules, runs
+from federation.axes.local.adam import Adam, AdamW
+from federation.axes.local.chain import BLOCK, LocalStep, check_rules, runs, working_vectors
+from federation.axes.local.clipping import clip, shortening
 from federation.axes.local.control_variate import ControlVariate
 from federation.axes.local.momentum import Momentum
 from federation.axes.local.proximal import Proximal
@@ -27,6 +30,8 @@ from federation.decode import Axis
 
 LOCAL: Final = Axis(
     {
+        "adam": Adam,
+        "adamw": AdamW,
         "control_variate": ControlVariate,
         "momentum": Momentum,
         "proximal": Proximal,
@@ -38,6 +43,8 @@ LOCAL: Final = Axis(
 __all__ = [
     "BLOCK",
     "LOCAL",
+    "Adam",
+    "AdamW",
     "ControlVariate",
     "LocalRule",
     "LocalStep",
@@ -52,6 +59,9 @@ __all__ = [
     "TrackBlock",
     "WeightDecay",
     "check_rules",
+    "clip",
     "parse_rule",
     "runs",
+    "shortening",
+    "working_vectors",
 ]

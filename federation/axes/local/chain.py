@@ -55,6 +55,8 @@ class LocalStep:
             raise InputError(f"gradients: expected float32 {self.x.shape}, got {gradients.dtype} {gradients.shape}")
         check_constant("rate", rate)
         with np.errstate(over="ignore", invalid="ignore"):  # the trainer watches the loss, and reports divergence once
+            for rule in self._rules:
+                rule.begin_step()
             for at, x, scratch in self._blocks:
                 g = gradients[at]
                 for rule in self._rules:
@@ -81,19 +83,29 @@ class LocalStep:
 
 
 def check_rules(rules: Sequence[LocalRule]) -> None:
-    """Refuse a rule or a track that appears twice, and anything behind a rule that stands last."""
+    """Refuse a rule or a track that appears twice, and rules in an order that means nothing."""
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
-        if kinds.count(kind) > 1:
-            times = kinds.count(kind)
+        times = sum(isinstance(rule, kind) for rule in rules)
+        if times > 1:
             raise FieldError("rules", f"expected every rule at most once, got {kind.__name__} {times} times")
     for rule in rules[:-1]:
         if rule.stands_last:
             order = ", ".join(kind.__name__ for kind in kinds)
             raise FieldError("rules", f"expected {type(rule).__name__} to stand last, got {order}")
+    for place, rule in enumerate(rules):
+        behind = next((type(other).__name__ for other in rules[place:] if other.rescales), None)
+        if rule.measures_steps and behind:
+            name = type(rule).__name__
+            raise FieldError("rules", f"expected {name} behind {behind}: it adds steps, and {behind} takes gradients")
     names = [track.name for rule in rules for track in rule.tracks]
     if len(set(names)) != len(names):
         raise FieldError("rules", f"expected every track at most once, got {', '.join(names)}")
+
+
+def working_vectors(rules: Sequence[LocalRule]) -> int:
+    """Count the vectors that rules hold while they work; one at least, which every prediction of memory allows."""
+    return max(1, sum(rule.buffers for rule in rules))
 
 
 def runs(space: ParameterSpace, first_layer: int, trained: range | None = None) -> tuple[list[slice], list[slice]]:

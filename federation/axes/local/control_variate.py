@@ -46,6 +46,10 @@ class ControlVariate(LocalRule):
     def keeps(self) -> bool:
         return True
 
+    @property
+    def measures_steps(self) -> bool:
+        return True
+
     def begin(self, start: Start) -> Running:
         control = start.brought.get(CONTROL)
         return Plain() if control is None else _Running(control)

@@ -43,6 +43,10 @@ class Momentum(LocalRule):
         return self.between == "keep"
 
     @property
+    def buffers(self) -> int:
+        return 1
+
+    @property
     def pace(self) -> Pace:
         return Pace(inertia=self.factor, nesterov=self.nesterov)
 

@@ -5,6 +5,7 @@
     begin_task, finish_task  what a device starts from, sends and keeps
     move_track               how the server moves, given what devices sent
     pace, fuses, stands_last what FedNova, the server and the chain have to know
+    buffers                  what a prediction of memory has to know
 
 All but `begin` has a default: a rule without state has nothing else.
 """
@@ -35,6 +36,7 @@ class Start:
     rate: float  # the local learning rate
     received: Vector | None = None  # the same as x, kept unchanged by the caller (a mapped file); None: it is copied
     brought: Mapping[str, Vector] = field(default_factory=dict)  # by name: what the rules' `begin_task` gave
+    steps_before: int = 0  # that the device has taken with what it brings
     _origin: Vector = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class Start:
         object.__setattr__(self, "_origin", self.x.copy() if self.received is None else self.received)
         if self.steps < 1:
             raise InputError(f"steps: expected at least 1, got {self.steps}")
+        if self.steps_before < 0:
+            raise InputError(f"steps_before: expected at least 0, got {self.steps_before}")
         check_constant("rate", self.rate)
 
     @property
@@ -93,6 +97,9 @@ class Pace:
 class Running(Protocol):
     """A rule at work on one task; it holds its buffers."""
 
+    def begin_step(self) -> None:
+        """Count a step; its blocks follow."""
+
     def direct(self, at: slice, g: Vector, x: Vector, scratch: Vector) -> None:
         """Change the direction `g` of one block in place, without allocating.
 
@@ -130,6 +137,21 @@ class LocalRule(ABC):
         return False
 
     @property
+    def rescales(self) -> bool:
+        """Whether the direction of a step is no longer a gradient in size, however large that was."""
+        return False
+
+    @property
+    def measures_steps(self) -> bool:
+        """Whether what the rule adds is as large as a step's direction: it stands behind a rule that rescales."""
+        return False
+
+    @property
+    def buffers(self) -> int:
+        """How many vectors, as long as the parameters, the rule holds while it works."""
+        return 0
+
+    @property
     def pace(self) -> Pace:
         """What FedNova has to know."""
         return Pace()
@@ -153,6 +175,9 @@ class LocalRule(ABC):
 
 class Plain:
     """A rule at work that changes nothing: what a rule is when its constant is zero, and the base of the others."""
+
+    def begin_step(self) -> None:
+        pass
 
     def direct(self, at: slice, g: Vector, x: Vector, scratch: Vector) -> None:
         pass

@@ -36,6 +36,7 @@ export class LocalStep {
   step(gradients: Vector, rate: number): void {
     const { x } = this;
     const single = fround(rate);
+    for (const rule of this.running) rule.beginStep();
     for (const run of this.weights) {
       for (let start = run.start; start < run.stop; start += BLOCK) {
         const stop = Math.min(start + BLOCK, run.stop);

@@ -15,6 +15,10 @@ export class Momentum extends LocalRule {
     super();
   }
 
+  override get buffers(): number {
+    return 1;
+  }
+
   begin(start: Start): Running {
     const velocity = start.brought[MOMENTUM]?.slice() ?? new Float32Array(start.x.length);
     return new (this.nesterov ? Nesterov : HeavyBall)(fround(this.factor), velocity);

@@ -9,10 +9,14 @@ export interface Start {
   readonly rate: number;
   readonly origin: Vector; // the parameters as received; they stay as they are while x moves
   readonly brought: Vectors;
+  readonly stepsBefore: number; // that the device has taken with what it brings
 }
 
 /** A rule at work on one task; it holds its buffers. */
 export class Running {
+  /** Count a step; its blocks follow. */
+  beginStep(): void {}
+
   /** Change the direction `g` of the elements [start, stop) in place. */
   direct(_start: number, _stop: number, _g: Vector, _x: Vector): void {}
 
@@ -29,6 +33,11 @@ export class Running {
 
 /** The constants of a rule. */
 export abstract class LocalRule {
+  /** How many vectors, as long as the parameters, the rule holds while it works. */
+  get buffers(): number {
+    return 0;
+  }
+
   /** Set the rule to work; may move `start.x` in place. */
   abstract begin(start: Start): Running;
 
