@@ -206,7 +206,7 @@ class Third(Cover):
 
     parts: int = 3
 
-    def cover(self, manifest: Any, profile: Any, batch: int | None = None) -> str:
+    def cover(self, manifest: Any, profile: Any, batch: int | None = None, buffers: int = 1) -> str:
         return "strong"
 
 
