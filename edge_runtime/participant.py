@@ -87,7 +87,7 @@ def finish(begun: Begun, outcome: Outcome) -> Contribution:
         {name: (sent, inside.gather(vector)) for name, vector in sending.items()},
         kept,
         tuple(walked + local.rates for walked in _walked(device)),
-        received.steps_before + outcome.report.steps,
+        received.steps_before + local.steps,
     )
 
 

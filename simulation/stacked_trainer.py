@@ -56,6 +56,7 @@ class StackedResult:
 
     x: Vector
     rates: float
+    steps: int
     _update: Vector
     _state: dict[str, Vector]
 
@@ -133,7 +134,7 @@ class StackedTrainer:
         except NonFiniteLoss as error:
             return error
         local = outcome.local
-        moved = StackedResult(local.x.copy(), local.rates, local.update(), local.state())
+        moved = StackedResult(local.x.copy(), local.rates, local.steps, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
 
     def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
@@ -239,7 +240,7 @@ class _Stack:
             seconds={"wall": seconds, "together": len(self.tasks)},
         )
         own = {name: self.step.row(vector, row) for name, vector in state.items()}
-        return Outcome(x, StackedResult(x, self.local.rates, self.step.row(update, row), own), report)  # type: ignore[arg-type]
+        return Outcome(x, StackedResult(x, self.local.rates, self.local.steps, self.step.row(update, row), own), report)  # type: ignore[arg-type]
 
     def _reader(self) -> Callable[[int], tuple[NDArray[Any], NDArray[Any]]]:
         """Return a function that reads the inputs of the boundary's layer and the labels of a step, by its number."""

@@ -188,9 +188,12 @@ def test_what_has_a_default_may_be_left_out_and_integers_are_numbers() -> None:
     [
         ({}, "task.rules: expected a list, got '{}'"),
         (["momentum"], r"rules\[0\]: expected a table, got 'momentum'"),
-        ([{}], r"rules\[0\].rule: expected control_variate, momentum, proximal, server_momentum, weight_decay, got"),
-        ([{"rule": ["momentum"]}], r"rules\[0\].rule: expected control_variate, .* got \"\['momentum'\]\""),
-        ([{"rule": "adam"}], r"rules\[0\].rule: expected control_variate, .* got 'adam'$"),
+        (
+            [{}],
+            r"rules\[0\].rule: expected adam, adamw, control_variate, momentum, proximal, server_momentum, weight_decay, got",
+        ),
+        ([{"rule": ["momentum"]}], r"rules\[0\].rule: expected adam, .* got \"\['momentum'\]\""),
+        ([{"rule": "lion"}], r"rules\[0\].rule: expected adam, .* got 'lion'$"),
         ([{"rule": "momentun"}], r"rules\[0\].rule: .* got 'momentun'; did you mean 'momentum'\?"),
         ([{"rule": "proximal", "nu": 1}], r"rules\[0\].nu: not a constant of the rule 'proximal', which has only mu"),
         ([{"rule": "control_variate", "c": 1}], r"rules\[0\].c: not a constant of the rule .* has only origin$"),

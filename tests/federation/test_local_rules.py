@@ -297,5 +297,7 @@ class _Doubling(Plain):
 
 def test_a_foreign_rule_can_take_part_but_has_no_name() -> None:
     np.testing.assert_array_equal(work([Doubling()]).x, plain(2 * GRADIENTS))
-    with pytest.raises(InputError, match=r"Doubling is a rule of your own: .*; expected one of control_variate, mom"):
+    with pytest.raises(
+        InputError, match=r"Doubling is a rule of your own: .*; expected one of adam, adamw, control_variate, mom"
+    ):
         encode_task(Task("stem", 1, 8, 0.1, (Doubling(),)))

@@ -37,7 +37,7 @@ export async function begin(task: Task, manifest: Manifest, server: ServerValues
 }
 
 /** Collect what to send and what to keep; the vectors are good until the trainer's next task. */
-export function finish({ task, device, received }: Begun, { local, report }: Outcome): Contribution {
+export function finish({ task, device, received }: Begun, { local }: Outcome): Contribution {
   const { exchange } = task;
   const update = local.update();
   const model: LocalModel = { parameters: received.parameters, reference: received.reference };
@@ -57,7 +57,7 @@ export function finish({ task, device, received }: Begun, { local, report }: Out
     tracks: new Map(sending.map(([name, vector]) => [name, [sent, inside.gather(vector)]])),
     kept,
     walked: walkedUntilNow(device).map((walked) => walked + local.rates),
-    steps: received.stepsBefore + report.steps,
+    steps: received.stepsBefore + local.steps,
   };
 }
 

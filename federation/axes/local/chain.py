@@ -39,6 +39,7 @@ class LocalStep:
             raise InputError(f"block: expected at least 1 element, got {block}")
         self.x = start.x
         self.rates = 0.0  # sum over the steps run so far
+        self.steps = 0
         self._received = start.origin
         before = [self.x[run].copy() for run in rest]
         self._rules = [rule.begin(start) for rule in rules]
@@ -66,6 +67,7 @@ class LocalStep:
         for run in self._statistics:
             self.x[run] = gradients[run]
         self.rates += rate
+        self.steps += 1
 
     def update(self) -> Vector:
         """What the device reports: how far x is from the server's, without the movement that was the server's."""
@@ -86,13 +88,16 @@ def check_rules(rules: Sequence[LocalRule]) -> None:
     """Refuse a rule or a track that appears twice, and rules in an order that means nothing."""
     kinds = [type(rule) for rule in rules]
     for kind in kinds:
-        times = sum(isinstance(rule, kind) for rule in rules)
-        if times > 1:
+        if kinds.count(kind) > 1:
+            times = kinds.count(kind)
             raise FieldError("rules", f"expected every rule at most once, got {kind.__name__} {times} times")
     for rule in rules[:-1]:
         if rule.stands_last:
             order = ", ".join(kind.__name__ for kind in kinds)
             raise FieldError("rules", f"expected {type(rule).__name__} to stand last, got {order}")
+    scaling = [type(rule).__name__ for rule in rules if rule.rescales]
+    if len(scaling) > 1:
+        raise FieldError("rules", f"expected one rule that scales steps, got {', '.join(scaling)}")
     for place, rule in enumerate(rules):
         behind = next((type(other).__name__ for other in rules[place:] if other.rescales), None)
         if rule.measures_steps and behind:

@@ -11,6 +11,7 @@ const BLOCK = 32768; // elements
 export class LocalStep {
   readonly x: Vector;
   rates = 0; // sum over the steps run so far
+  steps = 0;
   private readonly received: Vector;
   private readonly running: readonly Running[];
 
@@ -46,6 +47,7 @@ export class LocalStep {
     }
     for (const run of this.statistics) x.set(gradients.subarray(run.start, run.stop), run.start);
     this.rates += rate;
+    this.steps += 1;
   }
 
   /** Compute what the device reports: how far x is from the server's, without the movement that was the server's. */
