@@ -190,7 +190,7 @@ def test_what_has_a_default_may_be_left_out_and_integers_are_numbers() -> None:
         (["momentum"], r"rules\[0\]: expected a table, got 'momentum'"),
         (
             [{}],
-            r"rules\[0\].rule: expected adam, adamw, control_variate, momentum, proximal, server_momentum, weight_decay, got",
+            r"rules\[0\].rule: expected adam, adamw, control_variate, momentum, .*, weight_decay, got",
         ),
         ([{"rule": ["momentum"]}], r"rules\[0\].rule: expected adam, .* got \"\['momentum'\]\""),
         ([{"rule": "lion"}], r"rules\[0\].rule: expected adam, .* got 'lion'$"),
