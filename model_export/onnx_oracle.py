@@ -23,10 +23,11 @@ from model_export.errors import ExportError
 from model_export.layers import with_helpers
 from model_export.normalise import VALUE_PREFIX, make_batch_dynamic, to_supported_opset
 from model_export.onnx_torch import TorchRun
-from model_export.oracle import StepResult, short_memory, torch_loss
+from model_export.oracle import StepResult, torch_loss
 from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 from model_export.shapes import run_everything
+from model_export.short_memory import short_memory
 from model_export.source import ModelSource
 from model_export.training import dropout_numbers, dropout_rates, ort_forward_graph
 
