@@ -28,6 +28,7 @@ IDLE_GUESS = 45_000_000  # anonymous memory of the idle process where the system
 LARGEST_FORWARD_BATCH = 64
 AT_WORK = 2_000_000  # bytes of anonymous memory that a process gains when it begins to work, beside training
 LEAST_BARE = 10**6  # a bare number below was not meant as bytes
+PLENTY = 4  # times what is needed: with so much memory nothing has to be tried
 HOPELESS = 1.25  # what passed the limit takes at least so much more than was thought
 
 
@@ -179,7 +180,9 @@ def allow(
     else:
         chosen = manifest.boundary(boundary)
         needed, trial = _check_told(manifest, chosen, batch, found, try_one, engine, buffers)
-    plan, picked = forward_plan(manifest, chosen, found.room, needed, samples, profile, activations, work)
+    plan, picked = forward_plan(
+        manifest, chosen, found.room, needed, samples, profile, memory is not None, activations, work
+    )
     return Allowance(
         chosen,
         choose_engine(chosen, engine),
@@ -236,6 +239,7 @@ def forward_plan(
     needed: int,
     samples: int,
     profile: str,
+    asked: bool,
     activations: str,
     work: Path,
 ) -> tuple[ForwardPlan, Profile]:
@@ -244,7 +248,12 @@ def forward_plan(
     `fast` keeps the training session while the layers run, so they have what it leaves. `low_memory` closes it first
     and returns its memory, so they have the whole room. Half of it is for weights, a quarter for the batch that passes
     through, a quarter for stored activations; what does not fit there goes to a file.
+
+    Where no budget was `asked` for and memory is plenty, the layers pass beside training with an eighth of what it
+    takes: its own peak is the process's, and a small batch is as quick as a large one.
     """
+    if not asked and PLENTY * needed <= room:
+        room, profile = needed, "fast" if profile == "auto" else profile
     weights = [FLOAT_BYTES * sum(p.size for p in layer.parameters) for layer in manifest.frozen(boundary)]
     check_profile(profile)
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.

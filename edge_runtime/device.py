@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.budget import TryOut, check_profile, forward_plan, open_budget, search, tried
+from edge_runtime.budget import PLENTY, TryOut, check_profile, forward_plan, open_budget, search, tried
 from edge_runtime.data.load import Data
 from edge_runtime.engine.choose import check_engine, choose_engine, engines_of
 from edge_runtime.engine.session import RUNTIME, RuntimeSettings, give_back_memory, is_untouched
@@ -31,7 +31,6 @@ from federation.messages import Task
 
 log = get_logger("embrace.agent")
 Tell = Callable[[dict[str, Any]], None]
-PLENTY = 4  # times the prediction: with so much memory nothing has to be tried
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,7 @@ class DeviceMemory:
             needed,
             samples,
             self.device.profile,
+            self.device.memory is not None,
             task.activations,
             self.device.work,
         )

@@ -182,6 +182,19 @@ def test_little_room_means_low_memory_small_batches_and_a_file(
     assert plan(between, 100, activations="float16").plan.folder is None
 
 
+def test_without_a_budget_the_frozen_layers_take_little_beside_training(
+    directory: Path, manifest: Manifest, tmp_path: Path
+) -> None:
+    told = {"batch": 4, "samples": 1000, "boundary": "weak", "work": tmp_path, "try_out": False}
+    found = allow(directory, manifest, **told)
+    assert found.budget_from != "asked for" and found.settings.profile == "fast"
+    largest = max(layer.activations for layer in manifest.layers)
+    assert found.plan.memory is not None and found.plan.memory <= found.needed // 8
+    assert found.plan.batch == 1 or 8 * largest * found.plan.batch <= found.needed // 8
+    assert found.plan.folder == tmp_path / "activations"
+    assert allow(directory, manifest, **told, profile="low_memory").settings.profile == "low_memory"
+
+
 @pytest.mark.parametrize(("option", "value"), [("profile", "quick"), ("engine", "torch"), ("memory", "much")])
 def test_unknown_words_are_refused(
     directory: Path, manifest: Manifest, tmp_path: Path, option: str, value: str
