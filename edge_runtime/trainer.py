@@ -124,6 +124,7 @@ class Trainer:
         measures_memory: bool = True,
         allowed: int | None = None,
         stores_all: bool = True,
+        local_step: type[LocalStep] = LocalStep,
         progress: Progress = lambda what, done, total: None,
         seen: Seen = lambda parameters: None,
     ) -> None:
@@ -146,6 +147,7 @@ class Trainer:
         self.measures_memory = measures_memory
         self.allowed = allowed
         self.stores_all = stores_all
+        self.local_step = local_step
         self.forward_share = forward_share
         self.progress = progress
         self.seen = seen
@@ -288,7 +290,7 @@ class Trainer:
             origin, brought = received.origin, received.brought
             start = Start(step.parameters, task.steps, task.rate, origin, brought, received.steps_before)
             weights, statistics = runs(boundary.space(self.manifest), boundary.layer, covered.layers)
-            local = LocalStep(task.rules, start, weights, statistics)
+            local = self.local_step(task.rules, start, weights, statistics)
         memory = self._memory(task, boundary, step, statistics, watch)
         order = batches(len(self.samples), self._batch(task), task)
         losses: list[float] = []

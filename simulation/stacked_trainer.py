@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from edge_runtime.data import Augmentation, TrainingSamples
+from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import LayerSource
 from edge_runtime.trainer import Outcome, Received, Trainer, batches
 from federation.axes.local import LocalStep, Start, runs
@@ -34,6 +35,7 @@ from model_export.oracle import random_labels
 from model_export.shapes import sample_input
 from simulation.apart import Seen
 from simulation.assignment import LEAST_STACKED, may_stack
+from simulation.fused_step import FusedStep
 from simulation.shared_samples import SharedSamples
 from simulation.stacked_step import StackedStep, prepare_stack
 from simulation.torch_engine import TorchEngine, aligned, infer
@@ -127,6 +129,8 @@ class StackedTrainer:
             engine=self.engine,
             measures_memory=False,
             stores_all=False,
+            local_step=FusedStep,
+            plan=ForwardPlan(batch=self.engine.forward_batch(coverage(self.manifest, task.boundary).boundary)),
             seen=seen or _ignore,
         )
         try:

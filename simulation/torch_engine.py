@@ -7,12 +7,14 @@ writes its new statistics straight into the vector of gradients, so nothing is c
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -31,9 +33,11 @@ from model_export.oracle import seeded_dropout, torch_loss
 from model_export.plain_operators import plain_operators
 from model_export.short_memory import HeadLayout, HeadModule, short_memory
 from simulation.pool import ALIGNMENT
-from simulation.torch_model import back_module, build_module, front_module, tensors_of
+from simulation.torch_model import back_module, build_module, fold_norms, front_module, tensors_of
 
 EVALUATION_BATCH = 256
+MOST_ELEMENTS = 1 << 22  # that a frozen layer gives at once
+LEAST_FORWARD, MOST_FORWARD = 16, 256  # samples
 
 
 class TorchStep:
@@ -51,7 +55,7 @@ class TorchStep:
         self.results = space.views(self.gradients, start=self.suffix.start)
         self.kinds = {p.name: p.kind for layer in space.layers[boundary.layer :] for p in layer}
         _, self._statistics = runs(space, boundary.layer)
-        self._module = module.train()
+        self._module = add_in_place(module.train())
         self._loss = manifest.loss
         self._flat = torch.from_numpy(self.gradients)
         self._channels_last = prefers_channels_last(module)
@@ -73,9 +77,7 @@ class TorchStep:
 
     def run(self, batch: NDArray[Any], labels: NDArray[Any], seed: int = 0) -> float:
         """Run one forward and backward pass; return the loss, leave the gradients in `gradients`."""
-        x = aligned(batch)
-        if self._channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+        x = channels_last(aligned(batch)) if self._channels_last else aligned(batch)
         self._flat.zero_()
         for run in self._statistics:
             self.gradients[run] = self.parameters[run]
@@ -118,11 +120,56 @@ class Forward:
 
 
 def prefers_channels_last(module: nn.Module) -> bool:
-    """Say whether a step is quicker with the channels of a pixel side by side: with batch norm it is, by a third.
+    """Say whether a step is quicker with the channels of a pixel side by side: with batch norm and max pooling it is.
 
-    Measured at batch 32: ResNet8 62 → 45 ms, ResNet20 162 → 118, MobileNetV2 283 → 185; VGG-11 and group norm alike.
+    Measured at batch 32: ResNet8 62 → 45 ms, ResNet20 162 → 118, MobileNetV2 283 → 185; group norm alike. Pooling the
+    first layer of FEMNIST's network: 4.2 → 0.3 ms; its whole forward pass is a quarter quicker.
     """
-    return any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
+    return any(isinstance(part, (nn.BatchNorm2d, nn.MaxPool2d)) for part in module.modules())
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Put the channels of a pixel side by side, if there are pixels."""
+    if x.ndim != 4:
+        return x
+    if x.shape[1] == 1:  # lies in both orders: say which is meant
+        return x.contiguous().as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def add_in_place(module: nn.Module) -> nn.Module:
+    """Let dense layers add the gradients of their weights to where gradients are summed, without one more copy."""
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = _Linear
+    return module
+
+
+class _Linear(nn.Linear):
+    """A dense layer by `_Dense`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight.grad is None or input.ndim != 2:
+            return F.linear(input, self.weight, self.bias)
+        y: Tensor = _Dense.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Dense(torch.autograd.Function):
+    """x·Wᵀ + b. With 3,136 × 2,048 weights and a batch of 32: 4.9 ms for their gradients instead of 8.5."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        ctx.biased = bias is not None
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (x,) = ctx.saved_tensors
+        ctx.weight.grad.addmm_(gradient.T, x)
+        return gradient @ ctx.weight if ctx.needs_input_grad[0] else None, None, gradient.sum(0) if ctx.biased else None
 
 
 def call(module: nn.Module, x: Tensor) -> Tensor:
@@ -185,7 +232,7 @@ class TorchEngine:
         if frozen not in self._fronts:
             parts: list[nn.Module] = []
             if boundary.layer:
-                parts.append(self._frozen(front_module(self.directory, self.manifest, boundary.layer)))
+                parts.append(fold_norms(self._frozen(front_module(self.directory, self.manifest, boundary.layer))))
             if boundary.head:
                 parts.append(HeadModule(self._frozen(self.trained_part(boundary)), boundary))
             self._fronts[frozen] = parts[0] if len(parts) == 1 else nn.Sequential(*parts)
@@ -193,6 +240,14 @@ class TorchEngine:
 
     def _frozen(self, module: nn.Module) -> nn.Module:
         return connect_frozen(module, self.manifest.space, self.weights)
+
+    def forward_batch(self, boundary: Boundary) -> int:
+        """Say how many samples go through frozen layers at once: as many as keep what these give small.
+
+        ResNet20 at 256 samples instead of 64 is 7 % quicker, a dense layer of 3,136 × 2,048 a tenth.
+        """
+        largest = max((math.prod(piece.output.shape) for piece in self.manifest.frozen(boundary)), default=1)
+        return min(max(MOST_ELEMENTS // largest, LEAST_FORWARD), MOST_FORWARD)
 
     def store(
         self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
@@ -214,7 +269,8 @@ class TorchEngine:
     def score(self, samples: TrainingSamples, batch: int = EVALUATION_BATCH) -> Score:
         """Score the global weights."""
         if self._whole is None:
-            self._whole = connect_frozen(build_module(self.manifest), self.manifest.space, self.weights)
+            whole = connect_frozen(build_module(self.manifest), self.manifest.space, self.weights)
+            self._whole = fold_norms(whole)
         total = Score()
         for start in range(0, len(samples), batch):
             x, labels = samples.batch(np.arange(start, min(start + batch, len(samples))))
@@ -245,8 +301,8 @@ def one_thread() -> Iterator[None]:
 def infer(module: nn.Module, batch: NDArray[Any]) -> NDArray[Any]:
     """Return what a module in evaluation mode gives."""
     x = aligned(np.ascontiguousarray(batch))
-    if x.ndim == 4 and prefers_channels_last(module):
-        x = x.contiguous(memory_format=torch.channels_last)
+    if prefers_channels_last(module):
+        x = channels_last(x)
     with torch.inference_mode():
         outputs: NDArray[Any] = call(module, x).contiguous().numpy()
     return outputs

@@ -174,6 +174,7 @@ class _Torch:
     """PyTorch, several small devices at once. Only this engine loads it."""
 
     def __init__(self, worker: FleetWorker) -> None:
+        from simulation.heap import keep_freed_memory
         from simulation.stacked_trainer import StackedTrainer
         from simulation.torch_engine import TorchEngine, aligned, one_thread
 
@@ -182,6 +183,7 @@ class _Torch:
             engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[past(age)])
             return StackedTrainer(engine, GlobalSource(worker.manifest))
 
+        keep_freed_memory()
         self._worker = worker
         self._trainer = lru_cache(None)(trainer)
         self._engine = self._trainer(0).engine

@@ -11,7 +11,7 @@ seats.json      for every round the devices that take part, each with the seed o
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class SpeedCase:
     rate: float = 0.01
     workers: int = 2
     rounds: int = 3  # that count; one more comes first
+    tiers: dict[str, int] = field(default_factory=dict)  # devices of each; without it all train everything
 
     @property
     def plan(self) -> Plan:
@@ -52,9 +53,10 @@ class SpeedCase:
             {
                 "bundle": self.bundle,
                 "num_rounds": 1 + self.rounds,
-                "participate": {"count": self.cohort},
+                "cover": {"rule": "output_side"},
+                "participate": {"count": self.cohort, "balance": False},
                 "local": {"steps": self.steps, "batch": self.batch, "rate": str(self.rate), "rules": rules},
-                "simulate": {"devices": self.devices, "dataset": "case", "partitioner": "iid"},
+                "simulate": {"devices": self.devices, "dataset": "case", "partitioner": "iid", "tiers": self.tiers},
             }
         )
 

@@ -15,6 +15,7 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from federation.errors import InputError
 from federation.printable import printable, printable_lines
 
 # Called with what happens now, and how many of how many steps are done.
@@ -107,6 +108,18 @@ def plural(count: int, word: str) -> str:
 
 def shape(dimensions: Sequence[int]) -> str:
     return "×".join(map(str, dimensions)) or "scalar"
+
+
+def pairs(option: str, text: str) -> dict[str, Any]:
+    """Read KEY=NUMBER,…; a number without a point is an integer."""
+    found: dict[str, Any] = {}
+    for part in comma_list(text):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value) if "." in value or "e" in value else int(value)
+        except ValueError:
+            raise InputError(f"{option}: expected KEY=NUMBER, got {part!r}") from None
+    return found
 
 
 def comma_list(text: str | None) -> list[str]:

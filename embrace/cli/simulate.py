@@ -91,7 +91,7 @@ def simulate(
             test_share=test_share,
             data_dir=data_dir,
             devices=devices,
-            tiers=None if tiers is None else _pairs("--tiers", tiers),
+            tiers=None if tiers is None else show.pairs("--tiers", tiers),
             partition=dealt,
             partition_constants=constants,
             engine=engine,
@@ -119,19 +119,7 @@ def _partition(text: str | None) -> tuple[str | None, dict[str, Any] | None]:
     if text is None:
         return None, None
     name, _, rest = text.partition(",")
-    return name, _pairs("--partition", rest)
-
-
-def _pairs(option: str, text: str) -> dict[str, Any]:
-    """Read KEY=NUMBER,…; a number without a point is an integer."""
-    found: dict[str, Any] = {}
-    for part in show.comma_list(text):
-        name, _, value = part.partition("=")
-        try:
-            found[name.strip()] = float(value) if "." in value or "e" in value else int(value)
-        except ValueError:
-            raise InputError(f"{option}: expected KEY=NUMBER, got {part!r}") from None
-    return found
+    return name, show.pairs("--partition", rest)
 
 
 def _link(text: str | None) -> Link | None:

@@ -26,6 +26,9 @@ def simulate(
     batch: Annotated[int, typer.Option(min=1, max=65_536, help="Samples of a step.")] = 32,
     samples: Annotated[int, typer.Option(min=1, max=1_000_000, help="Samples of a device.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds that count; the median does.")] = 3,
+    tiers: Annotated[
+        str | None, typer.Option(help="Our devices by tier: strong=16,weak=112. Default: all train everything.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Worker processes.")] = 2,
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie. Default: random samples.")] = None,
     flower_python: Annotated[
@@ -42,6 +45,9 @@ def simulate(
     check_targets(plot, out)
     if cohort > devices or batch > samples:
         raise InputError("expected a cohort of at most all devices and batches of at most all samples of a device")
+    counts = show.pairs("--tiers", tiers) if tiers else {}
+    if tiers and sum(counts.values()) != devices:
+        raise InputError(f"--tiers: expected numbers that add up to {devices} devices, got {sum(counts.values())}")
     with show.progress("bench") as progress:
         from bench.simulation.speed import bench_simulate
 
@@ -57,6 +63,7 @@ def simulate(
             steps=steps,
             batch=batch,
             samples=samples,
+            tiers=None if tiers is None else counts,
         )
     if plot is not None:
         draw(found, plot)

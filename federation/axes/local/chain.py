@@ -64,6 +64,10 @@ class LocalStep:
                     rule.direct(at, g, x, scratch)
                 np.multiply(g, rate, out=scratch)
                 np.subtract(x, scratch, out=x)
+        self._count(gradients, rate)
+
+    def _count(self, gradients: Vector, rate: float) -> None:
+        """Take new statistics, and note that a step was made."""
         for run in self._statistics:
             self.x[run] = gradients[run]
         self.rates += rate

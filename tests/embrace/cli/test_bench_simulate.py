@@ -65,11 +65,26 @@ def test_a_small_case_is_measured(tmp_path):
 
 def test_promises_are_checked_in_their_direction():
     good = SpeedReport(CASE, {}, [row("bare", 1.0), row("embrace", 0.5, 40), row("flower", 2.0, 100)], [])
-    assert [(bar.limit, bar.measured, bar.met) for bar in good.bars()] == [(0.8, 2.0, True), (0.5, 0.4, True)]
+    assert [(bar.limit, bar.measured, bar.met) for bar in good.bars()] == [(1.9, 2.0, True), (0.5, 0.4, True)]
     bad = SpeedReport(CASE, {}, [row("bare", 1.0), row("embrace", 2.0, 60), row("flower", 2.0, 100)], [])
     assert [(bar.measured, bar.met) for bar in bad.bars()] == [(0.5, False), (0.6, False)]
     assert any("missed" in line for line in report_of(bad).bars)
     assert SpeedReport.from_json(json.loads(json.dumps(summary(bad)))) == bad
+
+
+def test_devices_of_tiers_have_a_bar_of_their_own():
+    mixed = {**CASE, "tiers": {"strong": 16, "weak": 112}}
+    found = SpeedReport(mixed, {}, [row("bare", 1.0), row("embrace", 0.25)], [])
+    assert [(bar.limit, bar.measured, bar.met) for bar in found.bars()] == [(3.0, 4.0, True)]
+
+
+def test_tiers_are_run_and_checked():
+    sizes = ["--devices", "4", "--cohort", "2", "--steps", "1", "--batch", "4", "--samples", "4", "--rounds", "1"]
+    done = CliRunner().invoke(bench, ["simulate", "--models", "digits", *sizes, "--tiers", "strong=1,weak=3", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["case"]["tiers"] == {"strong": 1, "weak": 3}
+    done = CliRunner().invoke(bench, ["simulate", *sizes, "--tiers", "strong=1"])
+    assert "expected numbers that add up to 4 devices, got 1" in str(done.exception)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
