@@ -50,7 +50,7 @@ class Assigner:
         What a device gives does not depend on the share that its unit is in.
         """
         units = self.units(seats)
-        costs = {unit[0].slot: sum(map(self._cost, unit)) for unit in units}
+        costs = {unit[0].slot: sum(map(self.macs, unit)) for unit in units}
         count = self.workers * max(1, int(sum(costs.values()) / WORTH / self.workers))
         loads = [0.0] * count
         shares: list[list[list[SeatTask]]] = [[] for _ in range(count)]
@@ -80,7 +80,7 @@ class Assigner:
         task = seat.task.for_samples(samples)
         return task.boundary, task.steps, min(task.batch, samples)
 
-    def _cost(self, seat: SeatTask) -> float:
+    def macs(self, seat: SeatTask) -> float:
         """Estimate the multiply-accumulates that a device computes."""
         layers, start = self.manifest.layers, coverage(self.manifest, seat.task.boundary).boundary
         samples = self.samples[seat.device]

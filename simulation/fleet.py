@@ -40,6 +40,7 @@ from federation.manifest import Manifest
 from federation.toml_lines import line_of
 from simulation.datasets import DATASETS, Dataset, load_dataset, make_partitioner
 from simulation.datasets.load import find_source
+from simulation.pace import Pace
 from simulation.shared_samples import SharedSamples, convert
 
 Numbers = NDArray[np.int64]
@@ -62,6 +63,7 @@ class FleetTable:
     tiers: dict[str, int] = field(default_factory=dict)
     samples: int | None = None
     test_samples: int | None = None
+    pace: Pace | None = None  # how quick devices are; None: none is ever late
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices <= 1_000_000:
@@ -77,8 +79,8 @@ class FleetTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return what tells runs apart: the name of own data has a digest of its samples, wherever they lie."""
-        about_data = ("data", "label", "test_data", "test_share")
-        return {name: value for name, value in asdict(self).items() if name not in about_data}
+        left_out = ("data", "label", "test_data", "test_share", *(["pace"] if self.pace is None else []))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def fleet_table(plan: Plan, given: Mapping[str, Any]) -> FleetTable:

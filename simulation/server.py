@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from federation.manifest import Manifest
 from federation.messages import Task
 from federation.round_sums import RoundSums
 from federation.space import Vector
+from simulation.pace import play
 
 BEFORE = "before"  # the model of the version before, for algorithms that look at the server's last move
 
@@ -62,16 +63,44 @@ class ServerState:
     previous: list[tuple[str, str, int]] = field(default_factory=list)  # device, boundary and count of every slot
     arrived: dict[int, str] = field(default_factory=dict)  # slot -> task, in the last round
     stored: dict[str, tuple[int, int]] = field(default_factory=dict)  # device -> round and layer of its activations
+    wanted: int = 0  # draws that made the last round complete
+    seconds: dict[str, float] = field(default_factory=dict)  # device -> what its tasks took, smoothed
+
+
+@dataclass(frozen=True)
+class Invited:
+    """The cohort of a round: all devices that are asked, and those whose updates count."""
+
+    seats: list[SeatTask]
+    counted: list[SeatTask]
+    seconds: float | None = None  # until the round closed; None: no device has a pace
+    took: dict[str, float] = field(default_factory=dict)  # device -> seconds of its task
+
+    @property
+    def draws(self) -> int:
+        """How many times updates can count at most."""
+        return sum(seat.count for seat in self.seats)
+
+
+Seconds = Callable[[SeatTask, int], float]  # of a task in a round
 
 
 class SimulatedServer:
-    """Draws cohorts and closes rounds: every device is there, and none is late."""
+    """Draws cohorts and closes rounds: every device is there. Without `seconds` none is late."""
 
-    def __init__(self, plan: Plan, manifest: Manifest, profiles: dict[str, DeviceProfile], weights: Vector) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        profiles: dict[str, DeviceProfile],
+        weights: Vector,
+        seconds: Seconds | None = None,
+    ) -> None:
         if plan.serve.combine != "mean":
             raise InputError("serve.combine: a simulation sums updates as they come; expected 'mean'")
         self.engine = RoundEngine(plan, manifest)
         self.profiles = profiles
+        self.seconds = seconds
         self._ages = min(plan.local.refresh_every, plan.num_rounds)  # rounds for which activations are good
         vectors = {MODEL: np.array(weights), **self.engine.first_vectors()}
         if self.engine.algorithm.fuses:
@@ -80,20 +109,26 @@ class SimulatedServer:
             vectors[past(age)] = np.array(weights)
         self.state = ServerState(vectors, self.engine.first_facts)
 
-    def seats(self) -> list[SeatTask]:
-        """Draw the cohort of the next round, and say what each device does."""
+    def invite(self) -> Invited:
+        """Draw the cohort of the next round, say what each device does, and who of them comes in time."""
         engine, state, number = self.engine, self.state, self.state.number
-        drawn = engine.assign(number, self.profiles, self._previous())
+        drawn = engine.assign(number, self.profiles, self._previous(), seconds=state.seconds)
         if not drawn.seats:
             why = f": {drawn.unfit[0][1]}" if drawn.unfit else ""
             raise InputError(f"round {number} cannot begin; {drawn.missing} more devices are needed{why}")
         found = []
-        for seat in drawn.seats[: drawn.wanted]:
+        for seat in drawn.seats if self.seconds else drawn.seats[: drawn.wanted]:
             last = state.last.get(seat.member.device) if engine.keeps_state else None
             task = engine.task(seat, number, state.facts, last=last, inherit=self._inherit(seat.number))
             age = self._age(seat.member.device, self._layer(task))
             found.append(SeatTask(f"simulated-{number}-{seat.number}-1", seat, task, age))
-        return found
+        self.state = replace(state, wanted=drawn.wanted)
+        if self.seconds is None:
+            return Invited(found, found)
+        took = {seat.slot: self.seconds(seat, number) for seat in found}
+        played = play(number, engine.plan.seed, engine.plan.participation, drawn, took)
+        counted = [seat for seat in found if seat.slot in played.counted]
+        return Invited(found, counted, played.seconds, {seat.device: took[seat.slot] for seat in counted})
 
     def _age(self, device: str, layer: int) -> int:
         """Say how old the activations are that a device has of a layer; 0: it has none that are good."""
@@ -112,8 +147,8 @@ class SimulatedServer:
             Seat(number, Member(device, boundary, 1), count)
             for number, (device, boundary, count) in enumerate(self.state.previous)
         )
-        draws = sum(seat.count for seat in seats)
-        return Cohort(seats, draws, self.engine.plan.participation.quorum_of(draws))
+        wanted = min(self.state.wanted or len(seats), sum(seat.count for seat in seats))
+        return Cohort(seats, wanted, self.engine.plan.participation.quorum_of(wanted))
 
     def _inherit(self, slot: int) -> Inherit | None:
         theirs = self.state.arrived.get(slot)
@@ -121,11 +156,11 @@ class SimulatedServer:
             return None
         return Inherit(theirs, self.state.previous[slot][1])
 
-    def sums(self, seats: Sequence[SeatTask]) -> RoundSums:
+    def sums(self, invited: Invited) -> RoundSums:
         """Begin the sums of the round."""
-        return self.engine.sums(self.state.number, self.state.facts, sum(seat.count for seat in seats))
+        return self.engine.sums(self.state.number, self.state.facts, invited.draws)
 
-    def close(self, seats: Sequence[SeatTask], arrived: Sequence[SeatTask], sums: RoundSums) -> None:
+    def close(self, invited: Invited, arrived: Sequence[SeatTask], sums: RoundSums) -> None:
         """Make the server's step, and go on to the next round."""
         state, vectors = self.state, self.state.vectors
         if not arrived:
@@ -135,7 +170,7 @@ class SimulatedServer:
             vectors[BEFORE][:] = vectors[MODEL]
         for age in reversed(range(1, self._ages)):
             vectors[past(age)][:] = vectors[past(age - 1)]
-        frozen = [(seat, self._layer(seat.task)) for seat in seats if not seat.age]
+        frozen = [(seat, self._layer(seat.task)) for seat in invited.counted if not seat.age]
         stored = {seat.device: (state.number, layer) for seat, layer in frozen if layer}
         for name, at, values in self.engine.changes(sums, vectors, len(last)):
             vectors[name][at] = values  # a block is read before it is written, and never again
@@ -144,7 +179,11 @@ class SimulatedServer:
             facts=self.engine.next_facts(sums),
             number=state.number + 1,
             last=last,
-            previous=[(seat.device, seat.task.boundary, seat.count) for seat in seats],
+            previous=[(seat.device, seat.task.boundary, seat.count) for seat in invited.seats],
             arrived={seat.slot: seat.id for seat in arrived},
             stored={**state.stored, **stored} if self._ages > 1 else {},
+            seconds={**state.seconds, **{device: self._smoothed(device, s) for device, s in invited.took.items()}},
         )
+
+    def _smoothed(self, device: str, seconds: float) -> float:
+        return (self.state.seconds.get(device, seconds) + seconds) / 2

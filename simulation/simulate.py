@@ -25,13 +25,16 @@ from edge_runtime.state_file import load_state, save_state
 from federation.accumulate import Accumulator
 from federation.algorithm import Facts
 from federation.best_version import find_best, reason_to_stop
+from federation.coverage import coverage
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
+from federation.exchange import trained_region
 from federation.job import Plan, plan_to
 from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.metrics import Score
-from federation.traffic import Link, Traffic, total_of
+from federation.region import of_layers
+from federation.traffic import FLOAT32, Link, Traffic, total_of
 from simulation.apart import StepSums
 from simulation.assignment import Assigner
 from simulation.datasets import Dataset
@@ -40,7 +43,7 @@ from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.own_rules import can_travel, own_rules
 from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
 from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
-from simulation.server import ServerState, SimulatedServer
+from simulation.server import SeatTask, ServerState, SimulatedServer
 from simulation.svcca import FOLDER as SVCCA
 from simulation.svcca import compare_saved
 
@@ -172,9 +175,10 @@ class Simulation:
         self.manifest = fleet.manifest
         weights = map_weights(fleet.bundle / self.manifest.weights.name, self.manifest.space)
         profiles = {device.id: device.profile for device in fleet.devices}
-        self.server = SimulatedServer(self.plan, self.manifest, profiles, weights)
         samples = {device.id: len(device.trained) for device in fleet.devices}
         self.assigner = Assigner(self.manifest, samples, options.engine == "torch", options.workers)
+        seconds = self._seconds_of if fleet.table.pace else None
+        self.server = SimulatedServer(self.plan, self.manifest, profiles, weights, seconds)
         local = self.plan.local
         if local.refresh_every > 1 and (local.crop or local.flip):
             raise InputError(
@@ -271,8 +275,8 @@ class Simulation:
 
     def _round(self, pool: Pool) -> dict[str, Any]:
         began, server, number = time.perf_counter(), self.server, self.server.state.number
-        seats = server.seats()
-        draws, hands_on = sum(seat.count for seat in seats), server.engine.inherits(number + 1)
+        invited = server.invite()
+        seats, draws, hands_on = invited.counted, invited.draws, server.engine.inherits(number + 1)
         pool.share("vectors", np.stack(list(server.state.vectors.values())))
         compares = self._due(self.options.svcca_every, number)
         measures = self._due(self.options.apart_every, number)
@@ -281,7 +285,7 @@ class Simulation:
             Share(number, facts, draws, groups, hands_on, compares, measures, saved)
             for groups in self.assigner.assign(seats)
         ]
-        sums, found = server.sums(seats), []
+        sums, found = server.sums(invited), []
         apart = StepSums(self.plan, self.manifest.space, draws) if measures else None
         keeps = server.engine.keeps_state
         for answer, arrays in pool.map({"work": work.encode(), "files": work.files(keeps)} for work in works):
@@ -294,10 +298,12 @@ class Simulation:
             forget_handed_on(self.folder, (number, saved - 1))
         arrived = {slot for done in found for slot in done["arrived"]}
         self._check_kept(number, [report for done in found for report in done["reports"]])
-        server.close(seats, [seat for seat in seats if seat.slot in arrived], sums)
+        server.close(invited, [seat for seat in seats if seat.slot in arrived], sums)
         reports = [report for done in found for report in done["reports"]]
         failures = [failure for done in found for failure in done["failures"]]
         line = {"round": number, **_summary(reports), "failures": len(failures)}
+        if invited.seconds is not None:
+            line |= {"round_seconds": invited.seconds, "late": len(invited.seats) - len(seats)}
         if self.options.link:
             line["link_seconds"] = max(map(partial(_exchange_seconds, self.options.link), reports), default=0.0)
         answers = ((row["boundary"], (row["samples"], 0, row)) for row in reports)
@@ -316,6 +322,16 @@ class Simulation:
             line.setdefault("per_layer", {})["svcca"] = compare_saved(self.folder)
         line["seconds"] = time.perf_counter() - began
         return line
+
+    def _seconds_of(self, seat: SeatTask, number: int) -> float:
+        """What a task takes at the fleet's pace: its arithmetic, and what it fetches and sends."""
+        assert self.fleet.table.pace is not None
+        covered = coverage(self.manifest, seat.task.boundary)
+        trained = trained_region(self.manifest, covered).size
+        frozen = 0 if seat.age else of_layers(self.manifest.space, range(covered.boundary.layer)).size
+        moved = Traffic({"": FLOAT32 * trained}, {"": FLOAT32 * (frozen + trained)})
+        tier = self.server.profiles[seat.device].tier
+        return self.fleet.table.pace.seconds(self.plan.seed, seat.device, tier, number, self.assigner.macs(seat), moved)
 
     def _check_kept(self, number: int, reports: Sequence[Mapping[str, Any]]) -> None:
         """End a run in which devices lost what they had kept: a fleet may go on from less, a simulation may not."""
@@ -372,6 +388,8 @@ class Simulation:
             "previous": state.previous,
             "arrived": {str(slot): task for slot, task in state.arrived.items()},
             "stored": state.stored,
+            "wanted": state.wanted,
+            "task_seconds": state.seconds,
             "lines": len(self.records),
         }
         save_state(self.folder / "checkpoint", state.vectors, {"state": json.dumps(about)})
@@ -395,6 +413,8 @@ class Simulation:
             [(str(device), str(boundary), int(count)) for device, boundary, count in about["previous"]],
             {int(slot): str(task) for slot, task in about["arrived"].items()},
             {device: (int(number), int(layer)) for device, (number, layer) in about.get("stored", {}).items()},
+            about.get("wanted", 0),
+            {device: float(seconds) for device, seconds in about.get("task_seconds", {}).items()},
         )
 
 

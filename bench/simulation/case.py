@@ -92,5 +92,5 @@ def _seats(case: SpeedCase, fleet: SimulatedFleet) -> list[list[tuple[int, int]]
     found = []
     for number in range(1 + case.rounds):
         server.state = replace(server.state, number=number)
-        found.append([(numbers[seat.device], seat.task.seed) for seat in server.seats()])
+        found.append([(numbers[seat.device], seat.task.seed) for seat in server.invite().seats])
     return found

@@ -31,7 +31,7 @@ from federation.narrow import corners, take_corners
 from federation.round_sums import RoundSums
 from federation.space import Parameter, ParameterSpace, Vector
 from simulation.devices import Devices, Done, Share
-from simulation.server import SeatTask, SimulatedServer
+from simulation.server import Invited, SeatTask, SimulatedServer
 from tests import tiny_bundle
 from tests.oracles.model import Model, flat
 from tests.oracles.problem import (
@@ -158,27 +158,28 @@ class Fleet:
     def round(self, *, processes: int = 1, group: int = 2, backwards: bool = False) -> Round:
         """A round with the devices in groups, the groups dealt to so many processes, the sums merged."""
         server = self.server
-        number, seats = server.state.number, server.seats()
+        number, invited = server.state.number, server.invite()
+        seats = invited.seats
         placed = seats[::-1] if backwards else seats
         groups = [list(placed[start : start + group]) for start in range(0, len(placed), group)]
         parts = [groups[first::processes] for first in range(processes)]
-        draws, hands_on = sum(seat.count for seat in seats), server.engine.inherits(number + 1)
-        sums, done = server.sums(seats), []
+        draws, hands_on = invited.draws, server.engine.inherits(number + 1)
+        sums, done = server.sums(invited), []
         for part in parts[::-1] if backwards else parts:
             share = Share(number, server.state.facts, draws, part, hands_on, saved=self.saved)
             done.append(self._devices().run(Share.decode(json.loads(json.dumps(share.encode())))))
             for name, total in done[-1].sums.totals.items():
                 sums.merge(name, Accumulator.load(self.space, *total.dump()))
-        return self._closed(seats, sums, done)
+        return self._closed(invited, sums, done)
 
     def _devices(self) -> Devices:
         return Devices(self.plan, self.manifest, self.server.state.vectors, self.folder, self.train)
 
-    def _closed(self, seats: Sequence[SeatTask], sums: RoundSums, done: Sequence[Done]) -> Round:
+    def _closed(self, invited: Invited, sums: RoundSums, done: Sequence[Done]) -> Round:
         arrived = {slot for part in done for slot in part.arrived}
-        self.server.close(seats, [seat for seat in seats if seat.slot in arrived], sums)
+        self.server.close(invited, [seat for seat in invited.seats if seat.slot in arrived], sums)
         vectors = {name: np.array(vector) for name, vector in self.server.state.vectors.items()}
-        return Round(list(seats), [report for part in done for report in part.reports], vectors, sums)
+        return Round(invited.seats, [report for part in done for report in part.reports], vectors, sums)
 
     # --- the training of one device ----------------------------------------------------------------------------------
 
