@@ -7,11 +7,16 @@ import math
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from federation.axes.participate import Participation
 from federation.cohort import Cohort, Member, Seat
 from federation.errors import EmbraceError, FieldError
 from federation.traffic import Traffic
 from simulation.pace import Pace, play
+from simulation.pool import InlinePool
+from simulation.simulate import Options, Simulation
+from tests.simulation.test_simulate import fleet_of
 
 
 def cohort(count: int, wanted: int, rule: Participation) -> Cohort:
@@ -66,3 +71,53 @@ def test_a_deadline_closes_a_round_that_has_its_quorum():
 def test_wrong_numbers_are_refused(key, wrong):
     with pytest.raises(FieldError, match=key):
         Pace(**wrong)
+
+
+# --- in a simulation -------------------------------------------------------------------------------------------------
+
+PACE = {"tiers": {"strong": 4.0}, "spread": 1.0}
+TIERS = {"strong": 6, "moderate": 4, "weak": 10}
+
+
+def simulation(bundle, folder, participate, pace=PACE, rounds=3):
+    fleet = {"tiers": TIERS, **({"pace": pace} if pace else {})}
+    job = {"num_rounds": rounds, "participate": participate, "simulate": fleet}
+    return Simulation(fleet_of(bundle, job), folder, Options("torch", 1, InlinePool, evaluate_every=0))
+
+
+def test_the_quickest_of_the_invited_are_trained(bundle_of, tmp_path):
+    made = simulation(bundle_of("digits"), tmp_path, {"count": 8, "over_select": 0.5, "quorum": 1.0, "balance": False})
+    invited = made.server.invite()
+    took = {seat.device: made._seconds_of(seat, 0) for seat in invited.seats}
+    assert len(took) == 12 and sorted(invited.took.values()) == sorted(took.values())[:8]
+    assert invited.seconds == max(invited.took.values())
+    rounds = made.run().rounds
+    assert [(line["devices"], line["late"]) for line in rounds] == [(8, 4)] * 3
+    assert rounds[0]["round_seconds"] == invited.seconds
+
+
+def test_a_round_that_waits_for_every_device_is_one_without_a_pace(bundle_of, tmp_path):
+    waits = {"count": 6, "quorum": 1.0}
+    bundle = bundle_of("digits")
+    for name, pace in (("paced", PACE), ("plain", None)):
+        simulation(bundle, tmp_path / name, waits, pace).run()
+    paced, plain = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("paced", "plain"))
+    assert paced == plain
+
+
+def test_a_run_that_is_late_goes_on_where_it_was(bundle_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("simulation.simulate.CHECKPOINT_SECONDS", -1.0)
+    hurries = {"count": 8, "quorum": 0.25, "lateness": 1.0, "grace": 0.001}
+    whole = simulation(bundle_of("digits"), tmp_path / "whole", hurries, rounds=4).run().rounds
+    assert any(line["late"] for line in whole)
+
+    def stop(record):
+        if record["round"] == 1:
+            raise InterruptedError
+
+    broken = simulation(bundle_of("digits"), tmp_path / "broken", hurries, rounds=4)
+    with pytest.raises(InterruptedError):
+        broken.run(on_round=stop)
+    again = simulation(bundle_of("digits"), tmp_path / "broken", hurries, rounds=4).run().rounds
+    keys = ("late", "round_seconds", "loss", "devices")
+    assert [[line[key] for key in keys] for line in again] == [[line[key] for key in keys] for line in whole]
