@@ -50,7 +50,7 @@ def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profil
     found: list[range] = []
     used = 0
     for layer in range(start, stop):
-        size = factor * FLOAT_BYTES * sum(p.size for p in manifest.layers[layer].parameters)
+        size = factor * FLOAT_BYTES * sum(p.size for p in manifest.parameters_of(manifest.layers[layer]))
         if found and (memory is None or used + size <= memory):
             found[-1] = range(found[-1].start, layer + 1)
             used += size

@@ -83,12 +83,14 @@ def check_ort_training_graph(path: Path, manifest: Manifest, boundary: Boundary)
 
 
 def check_forward_graph(path: Path, manifest: Manifest, layer: Layer) -> None:
-    """Refuse a frozen layer that takes its weights from elsewhere than its own place in the weights file."""
+    """Refuse a frozen layer that takes its weights from elsewhere than their own places in the weights file."""
     graph = _read(path, STANDARD)
     _check_inputs(graph, {"input": (None, *layer.input.shape)})
     _check_outputs(graph, {"output": (None, *layer.output.shape)}, layer.output)
     space, start = manifest.space, len(header(manifest.space))
-    own = {p.name: (p.shape, start + 4 * space.slice_of(p.name).start, 4 * p.size) for p in layer.parameters}
+    own = {
+        p.name: (p.shape, start + 4 * space.slice_of(p.name).start, 4 * p.size) for p in manifest.parameters_of(layer)
+    }
     for tensor in graph.tensors:
         if tensor.external is not None and not _is_own(tensor, own.get(tensor.name), manifest.weights.name):
             refuse(f"{tensor.name[:80]!r} takes its values from another place than its own in the weights file")

@@ -60,7 +60,7 @@ class RemoteBundle:
         self._sound: set[str] = set()  # graphs that were compared with their hashes
         self._harmless: set[str] = set()  # ... whose structure was checked
         self._version = ""  # of the weights in the file
-        self._there: set[int] = set()  # layers whose bytes of that version are in the file
+        self._there: set[str] = set()  # parameters whose bytes of that version are in the file
 
     def file(self, ref: FileRef) -> Path:
         """Put a graph into the work directory, from the cache or from the coordinator."""
@@ -111,21 +111,22 @@ class RemoteBundle:
         if self._version != f"{offer.job}/{offer.version}":
             self._version = f"{offer.job}/{offer.version}"
             self._there.clear()
-        inside = self._layers(where)
-        if inside and inside <= self._there:
-            return
-        start, stop = self.data_start + 4 * where.start, self.data_start + 4 * where.stop
-        path = self.directory / self.manifest.weights.name
+        (self.directory / self.manifest.weights.name).touch()
+        for missing in self._missing(where):
+            self._fetch(offer, self.data_start + 4 * missing.start, self.data_start + 4 * missing.stop)
+        self._there |= {
+            name for name, own in self._inside(where) if where.start <= own.start and own.stop <= where.stop
+        }
+
+    def _fetch(self, offer: TaskOffer, start: int, stop: int) -> None:
         self._room(stop - start)
-        path.touch()
-        with path.open("r+b") as file:
+        with (self.directory / self.manifest.weights.name).open("r+b") as file:
             file.seek(start)
             for chunk in self.client.weights(offer.job, offer.version, start, stop):
                 file.write(chunk)
                 self.received += len(chunk)
             if file.tell() != stop:
                 raise BundleError(f"expected {stop - start} bytes of weights, got {file.tell() - start}")
-        self._there |= inside
 
     def fetch_all(self, offer: TaskOffer) -> None:
         """Fetch a whole version, and write what stands in front of it: then the directory is a bundle."""
@@ -133,17 +134,29 @@ class RemoteBundle:
         with (self.directory / self.manifest.weights.name).open("r+b") as file:
             file.write(header(self.space))
 
-    def _layers(self, where: slice) -> set[int]:
-        """Name the layers that a range consists of; none if it is not made of whole layers."""
-        slices = {layer: self.space.layer(layer) for layer in range(len(self.space.layers))}
-        inside = {n: own for n, own in slices.items() if where.start <= own.start and own.stop <= where.stop}
-        whole = sum(own.stop - own.start for own in inside.values()) == where.stop - where.start
-        return set(inside) if whole else set()
+    def _inside(self, where: slice) -> Iterator[tuple[str, slice]]:
+        """Yield the parameters that a range touches, with their places, in order."""
+        for parameter in self.space:
+            own = self.space.slice_of(parameter.name)
+            if own.start < where.stop and where.start < own.stop:
+                yield parameter.name, own
+
+    def _missing(self, where: slice) -> list[slice]:
+        """Find the parts of a range that are not in the file; neighbours are one part."""
+        found: list[slice] = []
+        for name, own in self._inside(where):
+            start, stop = max(own.start, where.start), min(own.stop, where.stop)
+            if name in self._there:
+                continue
+            if found and found[-1].stop == start:
+                start = found.pop().start
+            found.append(slice(start, stop))
+        return found
 
     def discard(self, layer: int) -> None:
         """Give the blocks of a layer's weights back to the disk, where the system can."""
         where = self.space.layer(layer)
-        self._there.discard(layer)
+        self._there -= {parameter.name for parameter in self.manifest.layers[layer].parameters}
         with (self.directory / self.manifest.weights.name).open("r+b") as file:
             HERE.punch_hole(file.fileno(), self.data_start + 4 * where.start, 4 * (where.stop - where.start))
 
@@ -206,8 +219,10 @@ class RemoteSource:
         self.version = f"{offer.job}/{offer.version}"
 
     def fetch(self, layer: int) -> Path:
-        self.bundle.fetch_weights(self.offer, self.bundle.space.layer(layer))
-        return self.bundle.layer_file(self.manifest.layers[layer])
+        space, used = self.bundle.space, self.manifest.layers[layer]
+        for where in (space.layer(layer), *(space.slice_of(name) for name in used.borrowed or ())):
+            self.bundle.fetch_weights(self.offer, where)
+        return self.bundle.layer_file(used)
 
     def fetch_head(self, boundary: Boundary) -> Path:
         head, space = head_of(boundary), self.bundle.space

@@ -18,6 +18,7 @@ from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.signing import read_key, read_signer, sign_bundle
 from embrace.errors import InputError, VerificationError
 from federation.capacity import capacity, forward_macs, predicted_memory, predicted_peak, training_macs
+from federation.inputs import NamedInput
 from federation.manifest import Boundary, Layer, Loss, LossName, Manifest
 from federation.preprocessing import PLAIN, Preprocessing
 from federation.signature import SigningKey
@@ -74,6 +75,7 @@ class Bundle:
             "source": asdict(manifest.source),
             "loss": asdict(manifest.loss),
             "input": asdict(manifest.input),
+            "inputs": None if manifest.inputs is None else [asdict(item) for item in manifest.inputs],
             "output": asdict(manifest.output),
             "classes": None if manifest.classes is None else list(manifest.classes),
             "preprocessing": None if manifest.preprocessing is None else asdict(manifest.preprocessing),
@@ -209,10 +211,10 @@ def export(
     model: Module | str | Path,
     out: str | Path | None = None,
     *,
-    sample: ArrayLike | None = None,
+    sample: ArrayLike | Mapping[str, ArrayLike] | None = None,
     input_shape: Sequence[int] | None = None,
     dtype: str | None = None,
-    vocabulary: int | None = None,
+    vocabulary: int | Mapping[str, int] | None = None,
     loss: LossName | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
@@ -235,7 +237,9 @@ def export(
 
     `model` is a module, with the weights it has now; or the name of a zoo model, `file.py:factory` or `model.onnx`.
     `sample` is an array with a batch of inputs, of which shape and type are taken; `input_shape` and `dtype` say the
-    same in words. Without `out` the bundle is a temporary folder that is removed together with the object.
+    same in words. A model of several inputs has an array for each, by the names that its `forward` or its file has for
+    them, and `vocabulary` a number for all inputs of token ids or for each by name. Without `out` the bundle is a
+    temporary folder that is removed together with the object.
 
     `classes` are names in the order of their numbers, or data that has them: a folder with one sub-folder of images per
     class, or FILE.csv. Stored values become inputs by (value × scale − mean) / std on every device; without `scale`,
@@ -294,10 +298,10 @@ def written_to(out: str | Path | None, write: Callable[[Path], object]) -> Bundl
 def open_source(
     model: Module | str | Path,
     *,
-    sample: ArrayLike | None = None,
+    sample: ArrayLike | Mapping[str, ArrayLike] | None = None,
     input_shape: Sequence[int] | None = None,
     dtype: str | None = None,
-    vocabulary: int | None = None,
+    vocabulary: int | Mapping[str, int] | None = None,
     loss: str | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
@@ -308,11 +312,14 @@ def open_source(
     preprocessing: Preprocessing | None = None,
     output: str | None = None,
     new_head: int | None = None,
+    inputs: Sequence[NamedInput] | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
 
-    if sample is not None:
+    if isinstance(sample, Mapping):
+        inputs = named_inputs(sample, vocabulary)
+    elif sample is not None:
         rows = np.asarray(sample)
         input_shape = rows.shape[1:]
         dtype = dtype or ("int64" if rows.dtype.kind in "iu" else "float32")
@@ -325,7 +332,11 @@ def open_source(
         "loss": None if loss is None else Loss(loss),  # type: ignore[arg-type]
         "batch": batch,
         "seed": seed,
+        "inputs": None if inputs is None else tuple(inputs),
     }
+    if inputs is not None:
+        _refuse_single(input_shape, dtype, vocabulary if sample is None else None, preprocessing)
+        known["vocabulary"] = None
     named = isinstance(model, (str, Path))
     source = load_source(str(model), **known) if named else module_source(model, **known)  # type: ignore[arg-type]
     if new_head is not None and (source.origin.kind != "onnx" or not 1 <= new_head <= MOST_CLASSES):
@@ -382,3 +393,27 @@ def describe_boundary(manifest: Manifest, boundary: Boundary, batch: int | None 
         "training_macs": training_macs(manifest, boundary),
         "ort_training_bytes": sum(ref.bytes for ref in boundary.ort_training),
     }
+
+
+def named_inputs(sample: Mapping[str, ArrayLike], vocabulary: int | Mapping[str, int] | None) -> list[NamedInput]:
+    """Describe inputs by a batch of each. `vocabulary` bounds the ids of those that are whole numbers but no masks."""
+    found = []
+    for name, value in sample.items():
+        array = np.asarray(value)
+        dtype = {"b": "bool", "i": "int64", "u": "int64"}.get(array.dtype.kind, "float32")
+        is_mask = "mask" in name and array.max(initial=0) <= 1
+        own = vocabulary.get(name) if isinstance(vocabulary, Mapping) else 2 if is_mask else vocabulary
+        ids = own if dtype == "int64" else None
+        found.append(NamedInput(str(name), dtype, array.shape[1:], ids))
+    return found
+
+
+def _refuse_single(
+    shape: Sequence[int] | None, dtype: str | None, vocabulary: Any, preprocessing: Preprocessing | None
+) -> None:
+    """Refuse what is said of one input beside several."""
+    said = {"input shape": shape, "--dtype": dtype, "--vocabulary": vocabulary}
+    wrong = [name for name, value in said.items() if value is not None]
+    wrong += ["--scale, --mean and --std"] if preprocessing not in (None, PLAIN) else []
+    if wrong:
+        raise InputError(f"{wrong[0]}: with several inputs each says its own, as in --input ids=64:int64:30522")

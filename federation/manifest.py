@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from federation.decode import ABSENT, decode
 from federation.errors import BundleError, FieldError, InputError
+from federation.inputs import NamedInput, check_inputs, row_dtype, row_size
 from federation.narrow import Shapes, narrow_space
 from federation.preprocessing import Preprocessing
 from federation.space import Kind, Parameter, ParameterSpace
@@ -86,7 +87,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Layer:
-    """The smallest piece that travels alone: exactly one tensor enters and one leaves."""
+    """The smallest piece that travels alone: exactly one tensor enters and one leaves, if need be a row of several."""
 
     name: str
     input: TensorSpec
@@ -96,6 +97,10 @@ class Layer:
     macs: int  # multiply-accumulates of one forward pass, per sample
     dropouts: int  # how many dropout operators it has; they are numbered through the whole model
     forward: FileRef
+    # Weights that it uses and a later layer has: training from that layer on changes them, this one then stands still.
+    borrowed: tuple[str, ...] | None = field(default=None, metadata=ABSENT)
+    # The tensors that its output is a row of, where several cross: type and shape for one sample, batch first.
+    packed: tuple[TensorSpec, ...] | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True)
@@ -168,12 +173,15 @@ class Manifest:
     # Names of the classes in the order of their numbers; None: each device sorts those that it finds.
     classes: tuple[str, ...] | None = field(default=None, metadata=ABSENT)
     preprocessing: Preprocessing | None = field(default=None, metadata=ABSENT)
+    # What a model of several inputs takes; `input` is then the row of all of them.
+    inputs: tuple[NamedInput, ...] | None = field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise BundleError("a bundle needs at least one layer")
         if self.batch < 1 or min(layer.activations for layer in self.layers) < 0:
             raise BundleError("batch must be at least 1, and numbers of activations cannot be negative")
+        self._check_borrowed()
         for boundary in self.boundaries:
             if not 0 <= boundary.layer < len(self.layers):
                 raise BundleError(f"boundary {boundary.name!r} starts at layer {boundary.layer}, which does not exist")
@@ -189,11 +197,27 @@ class Manifest:
                 raise BundleError(f"tier {tier!r} names boundary {name!r}, which does not exist")
         if self.classes is not None:
             self._check_classes(self.classes)
+        if self.inputs is not None:
+            self._check_inputs(self.inputs)
         if self.preprocessing is not None:
             try:
                 self.preprocessing.check(self.input.shape, self.input.dtype)
             except FieldError as error:
                 raise BundleError(str(error.below("preprocessing"))) from None
+
+    def _check_borrowed(self) -> None:
+        later: set[str] = set()
+        for layer in reversed(self.layers):
+            strange = sorted(set(layer.borrowed or ()) - later)
+            if strange:
+                raise BundleError(f"layer {layer.name!r} borrows {strange[0]!r}, which no later layer has")
+            later |= {parameter.name for parameter in layer.parameters}
+
+    def _check_inputs(self, inputs: tuple[NamedInput, ...]) -> None:
+        check_inputs(inputs)
+        row = TensorSpec(row_dtype(inputs), (row_size(inputs),))
+        if self.input != row or self.vocabulary is not None or self.preprocessing is not None:
+            raise BundleError(f"inputs: expected an input of {row}, no vocabulary of all and no preprocessing")
 
     def _check_classes(self, names: tuple[str, ...]) -> None:
         if len(names) != self.class_count:
@@ -230,6 +254,11 @@ class Manifest:
     @cached_property
     def space(self) -> ParameterSpace:
         return ParameterSpace([layer.parameters for layer in self.layers])
+
+    def parameters_of(self, layer: Layer) -> list[Parameter]:
+        """List all parameters that a layer uses, its own and those it borrows."""
+        borrowed = set(layer.borrowed or ())
+        return [*layer.parameters, *(p for p in self.space if p.name in borrowed)] if borrowed else [*layer.parameters]
 
     @property
     def class_count(self) -> int | None:
@@ -301,7 +330,7 @@ def dumps(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
 
 
-_ADDED = {f.name for kind in (Source, Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
+_ADDED = {f.name for kind in (Source, Layer, Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
 
 
 def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

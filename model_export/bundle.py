@@ -35,6 +35,7 @@ from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
 from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
 from model_export.capture import EXPORTERS, REMEDY, Captured, Exporter, cause
+from model_export.crossing import sample_shape
 from model_export.errors import ExportError
 from model_export.graph import Graph, serialise
 from model_export.head import HeadCut
@@ -55,7 +56,10 @@ from model_export.training import (
 from model_export.zoo import Tier
 
 ENGINES = ("portable", "ort-training")
-ONE_LAYER = "the model is one layer: no single tensor separates two groups of weights, so every device trains all of it"
+ONE_LAYER = (
+    "the model is one layer: nothing that a device could store separates two groups of weights, so every device trains "
+    "all of it"
+)
 # Called with what happens now, and how many of how many steps are done.
 Progress = Callable[[str, int, int], None]
 
@@ -231,6 +235,7 @@ def _write(
         weights=file_ref(directory, WEIGHTS_NAME),
         classes=source.classes,
         preprocessing=source.preprocessing,
+        inputs=source.inputs,
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -277,7 +282,13 @@ def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:
         macs=layer_macs(graph, layer),
         dropouts=sum(node.op_type == "Dropout" for node in layer.nodes),
         forward=forward,
+        borrowed=tuple(p.name for p in layer.borrowed) or None,
+        packed=None if layer.output in layer.leaving else tuple(_part_spec(graph, name) for name in layer.leaving),
     )
+
+
+def _part_spec(graph: Graph, name: str) -> TensorSpec:
+    return TensorSpec(str(graph.dtypes[name]), sample_shape(graph, name))
 
 
 def boundary_name(layers: Sequence[LayerGraph], cut: Cut) -> str:

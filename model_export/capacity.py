@@ -23,7 +23,7 @@ DENSE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 def layer_activations(graph: Graph, layer: LayerGraph, last_steps: int | None = None) -> int:
     """Activations of one layer per sample. A single number per sample is not worth counting."""
     nodes = with_helpers(graph, layer.nodes)
-    weights = {name for p in layer.parameters for name in _derived(nodes, p.name)}
+    weights = {name for p in [*layer.parameters, *layer.borrowed] for name in _derived(nodes, p.name)}
     total = 0
     for node in layer.nodes:
         if node.op_type in RECURRENT_VALUES:

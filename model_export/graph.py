@@ -48,6 +48,8 @@ class Graph:
     power_iterations: Sequence[PowerIteration] = ()
     # Integer vectors that are `slope * batch + offset`: what remains of shape arithmetic.
     batch_values: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    # Values that no device can store sample by sample: with a multiple of the batch as a dimension, or huge integers.
+    unstorable: set[str] = field(default_factory=set)
 
     def parameters(self) -> dict[str, np.ndarray]:
         return {**self.weights, **self.statistics}

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, inliner, numpy_helper, version_converter
 
+from model_export.crossing import LARGEST
 from model_export.errors import ExportError
 from model_export.graph import (
     Graph,
@@ -77,6 +78,7 @@ def normalise(
         statistics={},
         shapes={name: symbolic_shape(first[name].shape, second[name].shape, name) for name in first},
         dtypes={name: array.dtype for name, array in first.items()},
+        unstorable={name for name in first if _is_unstorable(first[name], second[name])},
     )
     if graph.shapes[graph.output][:1] != (None,):
         raise ExportError("the output does not follow the batch size: the model fixes its batch dimension somewhere")
@@ -90,6 +92,12 @@ def normalise(
     _keep_used(graph)
     _rename_values(graph)
     return graph
+
+
+def _is_unstorable(first: np.ndarray, second: np.ndarray) -> bool:
+    sizes = zip(first.shape, second.shape, strict=True)
+    large = first.dtype.kind in "iu" and bool((np.abs(first.astype(np.float64)) >= LARGEST).any())
+    return large or any(a != b and (a, b) != BATCHES for a, b in sizes)
 
 
 def _refuse_random(model: onnx.ModelProto) -> None:
@@ -408,6 +416,7 @@ def _rename_values(graph: Graph) -> None:
     graph.shapes = {renamed(k): v for k, v in graph.shapes.items()}
     graph.dtypes = {renamed(k): v for k, v in graph.dtypes.items()}
     graph.batch_values = {renamed(k): v for k, v in graph.batch_values.items()}
+    graph.unstorable = {renamed(k) for k in graph.unstorable}
 
 
 def _rename_node(node: NodeProto, renamed: Callable[[str], str]) -> None:

@@ -8,7 +8,7 @@ installed and can differentiate the model; where not, verify.py falls back to sl
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from federation.errors import MissingPackage
 from federation.manifest import Boundary, Manifest
 from model_export.autodiff.rules.dropout import reference_mask
 from model_export.bundle import load_graph
+from model_export.crossing import pack_arrays
 from model_export.errors import ExportError
 from model_export.layers import with_helpers
 from model_export.normalise import VALUE_PREFIX, make_batch_dynamic, to_supported_opset
@@ -54,7 +55,15 @@ class OnnxOracle:
 
     def layer_outputs(self, x: np.ndarray, found: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         values = self._run(x)
-        return [values.get(layer.output.removeprefix(VALUE_PREFIX)) for layer in self._layers]
+        return [self._row(values, layer.leaving, layer.output) for layer in self._layers]
+
+    def _row(self, values: Mapping[str, np.ndarray], names: Sequence[str], row: str) -> np.ndarray | None:
+        """What crosses a boundary, as devices have it."""
+        found = [values.get(name.removeprefix(VALUE_PREFIX)) for name in names]
+        known = [value for value in found if value is not None]
+        if len(known) < len(found) or row in names:
+            return found[0] if row in names else None
+        return pack_arrays(known, [self._graph.shapes[name].index(None) for name in names])
 
     def _run(self, x: np.ndarray) -> dict[str, np.ndarray]:
         name = self._graph.input.removeprefix(VALUE_PREFIX)
@@ -69,41 +78,52 @@ class OnnxOracle:
         return True
 
     def step(
-        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
     ) -> StepResult | None:
-        entering = self._run(x).get(self._layers[boundary.layer].input.removeprefix(VALUE_PREFIX))
-        if entering is None:
-            return None
-        found = self._torch_step(boundary, entering, labels, seed, vector, torch.float32)
+        crossing = self._run(x)
+        found = self._torch_step(boundary, crossing, labels, seed, vector, torch.float32)
         if found is not None:
             return found
         if boundary.layer not in self._steps:
             self._steps[boundary.layer] = self._prepare(boundary)
         step = self._steps[boundary.layer]
-        if step is None or boundary.last_steps:
+        first = self._layers[boundary.layer]
+        row = self._row(crossing, first.entering, first.input)
+        if step is None or boundary.last_steps or row is None:
             return None
         values = self._manifest.space.views(vector)
         mine = [p for layer in self._layers[boundary.layer :] for p in layer.parameters]
         weights = {p.name: values[p.name] for p in mine if p.kind == "weight"}
         statistics = {p.name: values[p.name] for p in mine if p.kind == "statistic"}
-        return StepResult(*step.loss_and_gradients(weights, statistics, entering, labels, seed))
+        return StepResult(*step.loss_and_gradients(weights, statistics, row, labels, seed))
 
     def precise_step(
-        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
     ) -> StepResult | None:
-        entering = self._run(x).get(self._layers[boundary.layer].input.removeprefix(VALUE_PREFIX))
-        return None if entering is None else self._torch_step(boundary, entering, labels, seed, vector, torch.float64)
+        return self._torch_step(boundary, self._run(x), labels, seed, vector, torch.float64)
 
     def _torch_step(
         self,
         boundary: Boundary,
-        entering: np.ndarray,
+        known: Mapping[str, np.ndarray],
         labels: np.ndarray,
         seed: int,
         vector: np.ndarray,
         real: torch.dtype,
     ) -> StepResult | None:
-        """A step by PyTorch's autograd; None if it lacks an operator of the file."""
+        """A step by PyTorch's autograd; None if it lacks an operator of the file, or a value that crosses."""
         graph, suffix = self._graph, self._layers[boundary.layer :]
         own = {p.name: p for layer in suffix for p in layer.parameters}
         values = {
@@ -112,8 +132,11 @@ class OnnxOracle:
         weights = {name: value.requires_grad_() for name, value in values.items() if own[name].kind == "weight"}
         values |= {name: _tensor(value, real) for name, value in graph.constants.items()}
         for name, (slope, offset) in graph.batch_values.items():
-            values[name] = torch.from_numpy(slope * len(entering) + offset)
-        values[suffix[0].input] = _tensor(entering, real)
+            values[name] = torch.from_numpy(slope * len(labels) + offset)
+        for name in suffix[0].entering:
+            if name.removeprefix(VALUE_PREFIX) not in known:
+                return None
+            values[name] = _tensor(known[name.removeprefix(VALUE_PREFIX)], real)
         run = TorchRun(values, real, self._masks(seed))
         try:
             with short_memory(boundary.last_steps):

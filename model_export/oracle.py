@@ -14,10 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from federation.manifest import Boundary, Loss, Manifest
+from federation.manifest import Boundary, Layer, Loss, Manifest
 from model_export.autodiff.rules.dropout import reference_mask
+from model_export.crossing import split_row
 from model_export.errors import ExportError
 from model_export.modes import set_modes, training_modes
 from model_export.plain_operators import plain_operators
@@ -26,6 +28,8 @@ from model_export.source import ModelSource
 
 Arrays = dict[str, np.ndarray]
 NOTHING = -100  # PyTorch's way to say that no label is ignored: its default, which no label equals
+# Relative: as far as two programs differ in one tensor, and as far as a tensor may be off and still be that tensor.
+SAME, NEAR = 1e-3, 1e-1
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -45,12 +49,27 @@ class Oracle(Protocol):
         """For each layer its true output, or None where the reference cannot tell."""
 
     def step(
-        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
     ) -> StepResult | None:
-        """A step that trains from a boundary on, given the MODEL's input; None if there is no gradient to be had."""
+        """A step that trains from a boundary on, given the MODEL's input; None if there is no gradient to be had.
+
+        `entering` is what enters the boundary's first layer; it is asked for where frozen layers use trained weights.
+        """
 
     def precise_step(
-        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
     ) -> StepResult | None:
         """The same step in float64, to tell rounding from errors; None if the reference cannot compute it."""
 
@@ -99,6 +118,7 @@ class TorchOracle:
         self._load(self.module, self._vector)
         self.module.eval()
         recorder = _Recorder()
+        recorder.values += [x] if x.dtype == np.float32 else []
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole encoder layer would hide its tensors
         try:
@@ -106,19 +126,45 @@ class TorchOracle:
                 result = self.module(torch.from_numpy(x)).numpy()
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-        return [*_in_order(recorder.values, found[:-1]), result]
+        rows = zip(self.manifest.layers, found[:-1], strict=False)
+        return [*_in_order(recorder.values, [_parts(layer, row) for layer, row in rows]), result]
 
-    def step(self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray) -> StepResult:
-        return self._step(self.module, boundary, torch.from_numpy(x), torch.from_numpy(labels), seed, vector)
+    def step(
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
+    ) -> StepResult | None:
+        standing = self._standing_still(boundary, x, entering)
+        return self._step(self.module, boundary, torch.from_numpy(x), torch.from_numpy(labels), seed, vector, standing)
 
     def precise_step(
-        self, boundary: Boundary, x: np.ndarray, labels: np.ndarray, seed: int, vector: np.ndarray
+        self,
+        boundary: Boundary,
+        x: np.ndarray,
+        labels: np.ndarray,
+        seed: int,
+        vector: np.ndarray,
+        entering: np.ndarray | None = None,
     ) -> StepResult | None:
         given, wanted = (t.double() if t.is_floating_point() else t for t in map(torch.from_numpy, (x, labels)))
+        standing = self._standing_still(boundary, x, entering)
         try:
-            return self._step(self._precise, boundary, given, wanted, seed, vector)
+            return self._step(self._precise, boundary, given, wanted, seed, vector, standing)
         except RuntimeError:  # a module that asks for float32 somewhere
             return None
+
+    def _standing_still(self, boundary: Boundary, x: np.ndarray, entering: np.ndarray | None) -> _Crossing:
+        """Where a frozen layer uses a weight that is trained, no gradient may come from there."""
+        if not any(layer.borrowed for layer in self.manifest.layers[: boundary.layer]):
+            return _Crossing([])
+        if entering is None:
+            raise ExportError(f"boundary {boundary.name!r} shares weights with frozen layers: say what enters it")
+        parts = [part for part in _parts(self.manifest.layers[boundary.layer - 1], entering) if part.is_float]
+        return _Crossing([part.values for part in parts if not _is_same(x, part.values)])
 
     def _step(
         self,
@@ -128,7 +174,8 @@ class TorchOracle:
         labels: torch.Tensor,
         seed: int,
         vector: np.ndarray,
-    ) -> StepResult:
+        standing: _Crossing,
+    ) -> StepResult | None:
         heads = None
         if boundary.head is not None and boundary.last_steps is not None:
             self._load(module, self._vector)  # as a device does: with the round's weights, whatever is trained
@@ -143,8 +190,10 @@ class TorchOracle:
                     module.get_submodule(parameter.name.rpartition(".")[0]).eval()
         module.zero_grad()
         skip = sum(layer.dropouts for layer in frozen)
-        with seeded_dropout(seed, skip), short_memory(boundary.last_steps, heads), plain_operators():
+        with seeded_dropout(seed, skip), short_memory(boundary.last_steps, heads), plain_operators(), standing:
             predictions = module(x)
+        if not standing.everything:
+            return None
         value = torch_loss(self.manifest.loss, predictions, labels)
         value.backward()
         weights = dict(module.named_parameters())
@@ -220,15 +269,102 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-def _in_order(values: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> Iterator[np.ndarray | None]:
+class _Crossing(TorchFunctionMode):
+    """Lets no gradient pass through the tensors that cross a boundary, found by their values."""
+
+    def __init__(self, values: Sequence[np.ndarray]) -> None:
+        super().__init__()
+        self._values = values
+        self._found = [False for _ in values]
+
+    @property
+    def everything(self) -> bool:
+        """Whether all of them were met."""
+        return all(self._found)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
+            return type(result)(map(self._cut, result)) if type(result) in (tuple, list) else result
+        return self._cut(result)
+
+    def _cut(self, result: Any) -> Any:
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        own = result.detach().numpy()
+        met = [number for number, value in enumerate(self._values) if _is_same(own, value)]
+        for number in met:
+            self._found[number] = True
+        if not met or result.is_leaf:
+            return result
+        return result.detach() if result._is_view() else result.detach_()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the tensors that cross a boundary, as columns of the row that a device stores."""
+
+    values: np.ndarray
+    is_float: bool
+
+
+def _parts(layer: Layer, row: np.ndarray) -> list[_Part]:
+    if layer.packed is None:
+        return [_Part(row, is_float=True)]
+    pieces = split_row(row, [(part.dtype, part.shape) for part in layer.packed])
+    kinds = [part.dtype == "float32" for part in layer.packed]
+    return [_Part(piece, is_float=kind) for piece, kind in zip(pieces, kinds, strict=True)]
+
+
+def _gap(value: np.ndarray, wanted: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest difference of two arrays of one size, whichever of the first two dimensions is the batch."""
+    turned = [value, value.swapaxes(0, 1)] if value.ndim > 1 else [value]
+    arranged = [one.reshape(wanted.shape) for one in turned]
+    gaps = [float(differences(one, wanted).max(initial=0.0)) for one in arranged]
+    return min(zip(gaps, arranged, strict=True), key=lambda pair: pair[0] if np.isfinite(pair[0]) else np.inf)
+
+
+def differences(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """How far apart numbers are; infinities that are equal, as in masks of attention, are not apart."""
+    with np.errstate(invalid="ignore"):
+        apart: np.ndarray = np.where(found == expected, np.float32(0), np.abs(found - expected))
+    return apart
+
+
+def largest(values: np.ndarray, at_least: float) -> float:
+    """The largest magnitude, without infinities."""
+    return max(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), at_least)
+
+
+def _is_same(value: np.ndarray, wanted: np.ndarray) -> bool:
+    if value.size != wanted.size:
+        return False
+    return _gap(value, wanted)[0] <= SAME * largest(wanted, 1e-6)
+
+
+def _in_order(values: Sequence[np.ndarray], found: Sequence[Sequence[_Part]]) -> Iterator[np.ndarray | None]:
     """For each layer's output the recorded tensor it should be: same size, smallest difference, not before the last."""
     start = 0
-    for value in found:
-        fitting = [i for i in range(start, len(values)) if values[i].size == value.size]
-        gaps = {i: float(np.abs(values[i].reshape(value.shape) - value).max()) for i in fitting}
-        best = min(fitting, key=lambda i: gaps[i], default=None)
-        yield None if best is None else values[best].reshape(value.shape)
+    for parts in found:
+        if len(parts) > 1:
+            rows = [_nearest(values, part.values) if part.is_float else part.values for part in parts]
+            known = [row for row in rows if row is not None]
+            yield np.concatenate(known, 1) if len(known) == len(rows) else None
+            continue
+        value = parts[0].values
+        gaps = {i: _gap(values[i], value)[0] for i in range(start, len(values)) if values[i].size == value.size}
+        best = min(gaps, key=lambda i: gaps[i], default=None)
+        yield None if best is None else _gap(values[best], value)[1]
         start = start if best is None else best
+
+
+def _nearest(values: Sequence[np.ndarray], wanted: np.ndarray) -> np.ndarray | None:
+    """The recorded tensor that one of several crossing ones should be; PyTorch need not have every one of them."""
+    near = [_gap(value, wanted) for value in values if value.size == wanted.size]
+    gap, value = min(near, key=lambda found: found[0], default=(float("inf"), wanted))
+    return value if gap <= NEAR * largest(wanted, 1e-6) else None
 
 
 def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:

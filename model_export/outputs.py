@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from federation.inputs import NamedInput
 from model_export.errors import ExportError
+from model_export.inputs import called_with_row
 
 USUAL = "logits"
 MOST_SHOWN = 8
 
 
-def pick_output(module: nn.Module, name: str | None) -> nn.Module:
-    """Let a module return one tensor; its parameters keep their names."""
+def pick_output(module: nn.Module, name: str | None, inputs: Sequence[NamedInput] | None = None) -> nn.Module:
+    """Let a module take one tensor, a row of several `inputs`, and return one; its parameters keep their names."""
     original = type(module).forward
+    call = called_with_row(module, inputs) if inputs is not None else None
 
     def forward(self: nn.Module, input: Tensor) -> Tensor:  # exporters would make inputs of further arguments
-        return _chosen(original(self, input), name)
+        return _chosen(original(self, input) if call is None else call(input), name)
 
     module.forward = types.MethodType(forward, module)
     return module

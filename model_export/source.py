@@ -19,11 +19,13 @@ from torch import nn
 
 from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import InputError
+from federation.inputs import NamedInput, check_inputs, row_dtype, row_size
 from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.constant_weights import lift_constant_weights
 from model_export.errors import ExportError
+from model_export.inputs import sample_row, take_row
 from model_export.modes import set_modes
 from model_export.new_head import replace_head
 from model_export.outputs import USUAL, pick_output
@@ -52,9 +54,12 @@ class ModelSource:
     build_narrow: Callable[[float], nn.Module] | None = None  # those that can keep a share of their channels
     classes: tuple[str, ...] | None = None  # names of the classes, in the order of their numbers
     preprocessing: Preprocessing | None = None  # how stored values become inputs
+    inputs: tuple[NamedInput, ...] | None = None  # of a model that takes several; shape and type are then the row's
 
     def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
         """Random input of the right shape and type."""
+        if self.inputs is not None:
+            return sample_row(self.inputs, batch, seed)
         array: np.ndarray[Any, Any] = sample_input(self.input_shape, self.input_dtype, self.vocabulary, batch, seed)
         return array
 
@@ -63,7 +68,7 @@ class ModelSource:
         if self.build is None:
             raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
         torch.manual_seed(self.origin.seed)
-        module = pick_output(self.build(), self.origin.output)
+        module = pick_output(self.build(), self.origin.output, self.inputs)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             modes = {path: part.training for path, part in module.named_modules()}
             with torch.no_grad():  # lazy modules take their sizes from the first input
@@ -74,7 +79,7 @@ class ModelSource:
     def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
         """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
-            return capture_onnx(self.origin)
+            return capture_onnx(self.origin, self.inputs)
         return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
 
 
@@ -87,13 +92,17 @@ def load_source(
     loss: Loss | None = None,
     batch: int | None = None,
     seed: int = 0,
+    inputs: tuple[NamedInput, ...] | None = None,
 ) -> ModelSource:
-    """Understand a reference as `embrace export` takes it."""
+    """Understand a reference as `embrace export` takes it; `inputs` are those of a model that takes several."""
+    if inputs is not None:
+        input_shape, input_dtype = _row(inputs)
     _check_ranges(input_shape, vocabulary, batch, seed)
     if reference.endswith(".onnx"):
-        return _onnx_source(reference, input_shape, input_dtype, vocabulary, loss, batch)
+        return _onnx_source(reference, input_shape, input_dtype, vocabulary, loss, batch, inputs)
     if ".py:" in reference:
-        return _file_source(reference, input_shape, input_dtype, vocabulary, loss, batch, seed)
+        found = _file_source(reference, input_shape, input_dtype, vocabulary, loss, batch, seed)
+        return replace(found, inputs=inputs)
     if reference.partition("@")[0] not in ZOO and re.search("[A-Za-z]", Path(reference).suffix):
         raise InputError(
             f"cannot tell what {reference!r} is: expected a zoo name, path/to/file.py:factory or a file ending in .onnx"
@@ -119,6 +128,12 @@ def load_source(
     )
 
 
+def _row(inputs: Sequence[NamedInput]) -> tuple[tuple[int, ...], str]:
+    """Shape and type of what several inputs are packed into."""
+    check_inputs(inputs)
+    return (row_size(inputs),), row_dtype(inputs)
+
+
 def module_source(
     module: nn.Module,
     *,
@@ -128,8 +143,11 @@ def module_source(
     loss: Loss | None = None,
     batch: int | None = None,
     seed: int = 0,
+    inputs: tuple[NamedInput, ...] | None = None,
 ) -> ModelSource:
     """Take a module as it is, with its weights. No other process can build it again."""
+    if inputs is not None:
+        input_shape, input_dtype = _row(inputs)
     _check_ranges(input_shape, vocabulary, batch, seed)
     if not isinstance(module, nn.Module):
         raise InputError(f"expected a torch.nn.Module, a zoo name, file.py:factory or model.onnx, got {type(module)}")
@@ -145,6 +163,7 @@ def module_source(
         loss=loss or Loss("cross_entropy"),
         batch=batch or DEFAULT_BATCH,
         build=lambda: copy.deepcopy(module),
+        inputs=inputs,
     )
 
 
@@ -185,7 +204,10 @@ def _file_source(
     path_text, _, factory = reference.rpartition(":")
     path = Path(path_text)
     if input_shape is None:
-        raise InputError(f"{reference}: say what the model takes, without the batch: --input 3,32,32")
+        raise InputError(
+            f"{reference}: say what the model takes, without the batch: --input 3,32,32; several inputs by name: "
+            "--input ids=16:int64:1000 --input mask=16:bool"
+        )
     build, takes_width = _load_factory(path, factory)
     return ModelSource(
         name=f"{path.stem}.{factory}",
@@ -237,14 +259,22 @@ def _onnx_source(
     vocabulary: int | None,
     loss: Loss | None,
     batch: int | None,
+    given: Sequence[NamedInput] | None,
 ) -> ModelSource:
     path = Path(reference)
     model = _load_onnx(path)
     held = {item.name for item in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in held]
-    if len(inputs) != 1:
-        raise ExportError(f"{path} has {len(inputs)} inputs; a bundle needs exactly one")
-    tensor = inputs[0].type.tensor_type
+    found = [value for value in model.graph.input if value.name not in held]
+    inputs = None
+    if given is not None or len(found) > 1:
+        if given is None and input_shape is not None:
+            names = ", ".join(value.name for value in found)
+            raise InputError(f"{path} has the inputs {names}; say the shape of each by its name: --input NAME=3,32,32")
+        inputs = _onnx_inputs(path, found, given or ())
+        input_shape, input_dtype = _row(inputs)
+    if not found:
+        raise ExportError(f"{path} has no input")
+    tensor = found[0].type.tensor_type
     dims = [dim.dim_value for dim in tensor.shape.dim][1:]
     if input_shape is None and (not dims or any(size <= 0 for size in dims)):
         raise InputError(f"{path} leaves its input size open; say it without the batch: --input 3,32,32")
@@ -256,7 +286,29 @@ def _onnx_source(
         vocabulary=vocabulary,
         loss=loss or Loss("cross_entropy"),
         batch=batch or DEFAULT_BATCH,
+        inputs=inputs,
     )
+
+
+def _onnx_inputs(
+    path: Path, found: Sequence[onnx.ValueInfoProto], given: Sequence[NamedInput]
+) -> tuple[NamedInput, ...]:
+    """The inputs of a file in its order; what the user said of one goes before what the file says."""
+    said = {item.name: item for item in given}
+    inputs = []
+    for value in found:
+        tensor = value.type.tensor_type
+        dims = tuple(dim.dim_value for dim in tensor.shape.dim)[1:]
+        if value.name not in said and min(dims, default=1) <= 0:
+            example = f"--input {value.name}=128:int64:1000"
+            raise InputError(f"{path} leaves the size of {value.name!r} open; say it without the batch: {example}")
+        kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).kind
+        dtype = {"f": "float32", "b": "bool"}.get(kind, "int64")
+        inputs.append(said.pop(value.name) if value.name in said else NamedInput(value.name, dtype, dims))
+    if said:
+        known = ", ".join(value.name for value in found)
+        raise InputError(f"{path} has no input {', '.join(said)}; its inputs are {known}")
+    return tuple(inputs)
 
 
 def _load_onnx(path: Path) -> onnx.ModelProto:
@@ -270,9 +322,11 @@ def _load_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def capture_onnx(origin: Source) -> Captured:
+def capture_onnx(origin: Source, inputs: Sequence[NamedInput] | None = None) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
     model = _load_onnx(Path(origin.reference))
+    if inputs is not None:
+        take_row(model, inputs)
     _keep_one_output(model, origin.output)
     lift_constant_weights(model)
     _separate_equal_vectors(model)

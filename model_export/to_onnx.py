@@ -32,6 +32,7 @@ def write_onnx(directory: Path, path: Path) -> None:
     values = manifest.space.views(np.array(map_weights(directory / manifest.weights.name, manifest.space)))
     nodes, constants, entering = [], [], "input"
     first = last = None
+    held: set[str] = set()
     for number, layer in enumerate(manifest.layers):
         model = onnx.load(directory / layer.forward.name, load_external_data=False)
         graph = model.graph
@@ -43,6 +44,9 @@ def write_onnx(directory: Path, path: Path) -> None:
 
         for tensor in graph.initializer:
             own = values.get(tensor.name)
+            if own is not None and tensor.name in held:
+                continue  # a later layer's, borrowed
+            held.add(tensor.name)
             kept = numpy_helper.from_array(own, tensor.name) if own is not None else tensor
             kept.name = renamed(tensor.name)
             constants.append(kept)

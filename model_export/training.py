@@ -15,6 +15,7 @@ from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
 from model_export.autodiff.rules.recurrent import GATES
+from model_export.crossing import pack_nodes, unpack_nodes
 from model_export.graph import (
     Emitter,
     Graph,
@@ -68,7 +69,7 @@ def training_graph(
 ) -> onnx.ModelProto:
     """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head."""
     source = layers[0].input
-    nodes = with_helpers(graph, [node for layer in layers for node in layer.nodes])
+    nodes = _suffix_nodes(graph, layers)
     parameters = [p for layer in layers for p in layer.parameters]
     trainable = [p.name for p in parameters if p.kind == "weight"]
     active = active_values(nodes, trainable, graph.dtypes)
@@ -112,6 +113,12 @@ def training_graph(
     return make_model("train", nodes, inputs, outputs, constants, graph.opset)
 
 
+def _suffix_nodes(graph: Graph, layers: Sequence[LayerGraph]) -> list[NodeProto]:
+    """The nodes of consecutive layers, with those that take apart what enters the first."""
+    unpacking = unpack_nodes(graph, layers[0].input, layers[0].entering)
+    return [*unpacking, *with_helpers(graph, [node for layer in layers for node in layer.nodes])]
+
+
 def _parameter_info(parameter: Parameter, suffix: str = "") -> onnx.ValueInfoProto:
     return tensor_info(f"{parameter.name}{suffix}", np.float32, parameter.shape)
 
@@ -147,17 +154,18 @@ def inference_graph(graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[
     Without places the parameters are held in the graph itself.
     """
     context = _frozen_context(graph, layer.input)
-    for node in with_helpers(graph, layer.nodes):
+    for node in [*_suffix_nodes(graph, [layer]), *pack_nodes(graph, layer.leaving, layer.output)]:
         _write_inference_node(context, node)
     output = tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])
-    return _frozen_graph(context.emitter, graph, layer.input, layer.output, output, layer.parameters, places)
+    used = [*layer.parameters, *layer.borrowed]
+    return _frozen_graph(context.emitter, graph, layer.input, layer.output, output, used, places)
 
 
 def head_graph(cut: HeadCut, places: Mapping[str, tuple[int, int]] | None) -> tuple[onnx.ModelProto, list[Parameter]]:
     """The steps in front of a cut as one frozen layer, and the parameters it has."""
     graph, source = cut.graph, cut.layers[0].input
     context = _frozen_context(graph, source, cut.last_steps)
-    for node in with_helpers(graph, cut.nodes):
+    for node in [*unpack_nodes(graph, source, cut.layers[0].entering), *with_helpers(graph, cut.nodes)]:
         _write_inference_node(context, node)
         if node.op_type in GATES:
             cut.write(context, node)
@@ -227,7 +235,7 @@ def ort_forward_graph(graph: Graph, layers: Sequence[LayerGraph]) -> onnx.ModelP
     emitter = Emitter()
     write_batch_values(emitter, graph, source)
     context = Context(emitter, graph.shapes, graph.constants, set(), dropout_numbers=dropout_numbers(graph))
-    for node in with_helpers(graph, [node for layer in layers for node in layer.nodes]):
+    for node in _suffix_nodes(graph, layers):
         if node.op_type == "Dropout":
             dropout_forward(context, node)
         else:

@@ -12,12 +12,13 @@ from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
 from federation.errors import BundleError, InputError
-from federation.manifest import Boundary, Manifest
+from federation.manifest import Boundary, Layer, Manifest
 from federation.narrow import take_corners
+from model_export.crossing import split_row
+from model_export.inputs import sample_of
 from model_export.narrow import narrow_manifest, narrow_source
 from model_export.onnx_oracle import OnnxOracle
-from model_export.oracle import Oracle, StepResult, TorchOracle, random_labels
-from model_export.shapes import sample_input
+from model_export.oracle import Oracle, StepResult, TorchOracle, differences, largest, random_labels
 from model_export.source import ModelSource, reload_source
 
 TOLERANCE = 1e-4
@@ -136,7 +137,7 @@ class _Samples:
 
     def _make(self, seed: int) -> _Sample:
         manifest = self.bundle.manifest
-        x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, self._batch, seed)
+        x = sample_of(manifest, self._batch, seed)
         outputs, value = [], x
         for layer in manifest.layers:
             value = LayerForward(self.bundle.directory / layer.forward.name)(value)
@@ -168,6 +169,7 @@ def rebuild_source(manifest: Manifest, reference: str | None = None) -> ModelSou
         "vocabulary": manifest.vocabulary,
         "loss": manifest.loss,
         "batch": manifest.batch,
+        "inputs": manifest.inputs,
     }
     path = Path(origin.reference.rpartition(":")[0] if origin.kind == "torch" else origin.reference)
     if origin.kind != "zoo" and not path.is_file():
@@ -181,11 +183,17 @@ def _compare_layers(manifest: Manifest, oracle: Oracle, samples: _Samples) -> Co
     errors = {}
     for layer, value, wanted in zip(manifest.layers, samples[0].outputs, expected, strict=True):
         if wanted is not None:
-            errors["layers", layer.name] = relative_error(value, wanted)
+            pairs = zip(_parts(layer, value), _parts(layer, wanted), strict=True)
+            errors["layers", layer.name] = max(relative_error(*pair) for pair in pairs)
         elif not result.skipped:
             result.skipped = f"the source has no tensor to compare layer {layer.name} with"
     result.add(errors)
     return result
+
+
+def _parts(layer: Layer, row: np.ndarray) -> list[np.ndarray]:
+    """The tensors that a layer's output has, each to be compared by its own size."""
+    return [row] if layer.packed is None else split_row(row, [(part.dtype, part.shape) for part in layer.packed])
 
 
 def _engines(bundle: _Bundle, boundary: Boundary) -> Iterator[tuple[EngineName, EngineRun]]:
@@ -228,12 +236,13 @@ def _compare_boundary(
     while result.inputs < NATURAL_INPUTS + CALM_INPUTS and (not result.inputs or result.largest() > tolerance):
         sample = samples[result.inputs]
         vector = natural if result.inputs < NATURAL_INPUTS else oracle.calm(boundary, natural)
-        expected = oracle.step(boundary, sample.x, sample.labels, sample.seed, vector)
+        given = (boundary, sample.x, sample.labels, sample.seed, vector, sample.entering(boundary.layer))
+        expected = oracle.step(*given)
         if expected is not None:
             found = run(sample, vector)
             errors = step_errors(found, expected)
             if max(errors.values()) > tolerance >= TOLERANCE:  # a smaller one is taken literally
-                precise = oracle.precise_step(boundary, sample.x, sample.labels, sample.seed, vector)
+                precise = oracle.precise_step(*given)
                 if precise is not None:
                     own = step_errors(expected, precise)
                     errors = _beyond_rounding(step_errors(found, precise), own, tolerance)
@@ -242,7 +251,7 @@ def _compare_boundary(
         elif engine == "portable":
             result.add(_errors_by_differences(run, sample, vector))
         else:
-            result.skipped = "an ONNX source has no gradients to compare with; the portable engine is checked instead"
+            result.skipped = "the source has no gradients to compare with; the portable engine is checked instead"
             break
     return result
 
@@ -277,7 +286,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray, floor: float = 1e-6)
         return float("inf")
     if not found.size:
         return 0.0
-    error = float(np.abs(found - expected).max()) / max(float(np.abs(expected).max()), floor, 1e-12)
+    error = float(differences(found, expected).max()) / largest(expected, max(floor, 1e-12))
     return error if np.isfinite(error) else float("inf")
 
 

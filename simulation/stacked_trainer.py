@@ -31,8 +31,8 @@ from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary
 from federation.messages import Report, Task
 from federation.space import Vector
+from model_export.inputs import sample_of
 from model_export.oracle import random_labels
-from model_export.shapes import sample_input
 from simulation.apart import Seen
 from simulation.assignment import LEAST_STACKED, may_stack
 from simulation.fused_step import FusedStep
@@ -154,7 +154,7 @@ class StackedTrainer:
     def _can_stack(self, module: nn.Module, boundary: Boundary) -> bool:
         """Try a step: some operators have no rule for stacks, or only a slow one, which PyTorch warns about."""
         manifest, rows = self.manifest, TRIED * TRIED
-        x = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, rows, 1)
+        x = sample_of(manifest, rows, 1)
         labels = random_labels(manifest, rows, 1).astype(manifest.labels.dtype)
         data = (part.reshape(TRIED, TRIED, *part.shape[1:]) for part in (self.entered(boundary, x), labels))
         try:

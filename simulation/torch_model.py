@@ -23,9 +23,9 @@ from edge_runtime.engine.portable import LayerForward
 from federation.errors import EmbraceError, InputError
 from federation.manifest import Manifest
 from federation.space import Vector
+from model_export.inputs import sample_of
 from model_export.modes import training_modes
 from model_export.plain_operators import plain_operators
-from model_export.shapes import sample_input
 from model_export.source import reload_source
 from model_export.zoo import narrower
 
@@ -46,6 +46,7 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
         vocabulary=manifest.vocabulary,
         loss=manifest.loss,
         batch=manifest.batch,
+        inputs=manifest.inputs,
     )
     module = source.module()
     still = [path for path, trains in training_modes(module).items() if not trains]
@@ -81,7 +82,7 @@ def _cut(directory: Path, manifest: Manifest, layer: int, back: bool) -> nn.Modu
     except Exception as error:  # tracing runs the model's own code
         problem = str(error).strip().splitlines() or [type(error).__name__]
         raise EmbraceError(f"PyTorch cannot trace {manifest.name!r} to cut it: {problem[0]}; use portable") from None
-    batch = sample_input(manifest.input.shape, manifest.input.dtype, manifest.vocabulary, 2, 1)
+    batch = sample_of(manifest, 2, 1)
     wanted = _entering(directory, manifest, layer, batch)
     number = _place(model, torch.from_numpy(batch), wanted, manifest, layer)
     if number is None:

@@ -49,7 +49,7 @@ function sourceOf(bundle: Bundle): LayerSource {
       const where = manifest.space.around(layer.parameters);
       const [from, to] = [start + 4 * where.start, start + 4 * where.stop];
       const graph = bundle.file(layer.forward.name);
-      return { graph: moveExternalData(graph, from, to - from), weights: weights.slice(from, to) };
+      return { graph: moveExternalData(graph, [{ start: from, stop: to }]), weights: weights.slice(from, to) };
     },
   };
 }

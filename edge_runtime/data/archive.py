@@ -42,6 +42,21 @@ def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
     return inputs, labels, "npz, mapped" if isinstance(inputs, np.memmap) else "npz, read into memory"
 
 
+def read_named(path: Path, name: str, inputs: Sequence[str]) -> tuple[Array | dict[str, Array], Array, str]:
+    """Read an array for each input, and labels; or, if these are not there, inputs and labels as of any model."""
+    known = [labels for _, labels in PAIRS if labels not in inputs]
+
+    def choose(found: set[str]) -> Sequence[str]:
+        labels = next((label for label in known if label in found), None)
+        return [*inputs, labels] if labels is not None and found >= set(inputs) else []
+
+    *arrays, labels = _read_chosen(path, name, choose) or (None,)
+    if labels is None:
+        return read_archive(path, name)
+    stored = "npz, mapped" if all(isinstance(array, np.memmap) for array in arrays) else "npz, read into memory"
+    return dict(zip(inputs, arrays)), labels, stored
+
+
 def read_arrays(path: Path, name: str, wanted: Sequence[str]) -> list[Array]:
     """Read the arrays of these names; a DataError lists those that are not there."""
 

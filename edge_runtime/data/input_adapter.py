@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import DataError, EmptyData
-from federation.manifest import Manifest
+from federation.inputs import NamedInput
+from federation.manifest import Manifest, TensorSpec
 from federation.preprocessing import PLAIN, Preprocessing
 
 Array = NDArray[Any]
@@ -75,19 +76,24 @@ def same_but_for_ones(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
 
 def fit_inputs(name: str, rows: Rows, manifest: Manifest) -> InputFit:
     """Find how these samples fit the model; a DataError shows what they are and what it takes."""
-    wanted, dtype = manifest.input.shape, np.dtype(manifest.input.dtype)
+    takes = f"the model {manifest.name!r} takes"
+    return fit_rows(name, rows, manifest.input, takes, manifest.preprocessing or PLAIN)
+
+
+def fit_rows(name: str, rows: Rows, spec: TensorSpec | NamedInput, takes: str, own: Preprocessing) -> InputFit:
+    """Find how samples fit one tensor."""
+    wanted, dtype = spec.shape, np.dtype(spec.dtype)
     if not rows.shape:
         raise DataError(f"{name}: the inputs are a single number, expected an array whose first axis counts samples")
     if rows.shape[0] == 0:
         raise EmptyData(f"{name} has no samples")
     stored = rows.shape[1:]
     has = f"{name} has samples of {shape_text(stored)} ({rows.dtype})"
-    takes = f"the model {manifest.name!r} takes {shape_text(wanted)} ({dtype})"
-    if rows.dtype.kind not in "biuf" or dtype.kind not in "iuf":
+    takes = f"{takes} {shape_text(wanted)} ({dtype})"
+    if rows.dtype.kind not in "biuf" or dtype.kind not in "biuf":
         raise DataError(f"{has}, {takes}: expected numbers")
-    if dtype.kind in "iu" and rows.dtype.kind not in "iu":
+    if dtype.kind in "iu" and rows.dtype.kind not in ("biu" if isinstance(spec, NamedInput) else "iu"):
         raise DataError(f"{has}, {takes}: expected integers")
-    own = manifest.preprocessing or PLAIN
     if stored == wanted or same_but_for_ones(stored, wanted) or stored == (math.prod(wanted),):
         return InputFit(stored, rows.dtype, wanted, dtype, preprocessing=own)
     if len(wanted) == 3 and stored == (*wanted[1:], wanted[0]):
@@ -98,30 +104,37 @@ def fit_inputs(name: str, rows: Rows, manifest: Manifest) -> InputFit:
 def check_inputs(name: str, rows: Rows, fit: InputFit, manifest: Manifest) -> None:
     """Look at every stored value once, a few megabytes at a time."""
     if fit.dtype.kind == "f":
-        if fit.stored_dtype.itemsize == 1 or (fit.stored_dtype.kind != "f" and fit.dtype.itemsize >= 4):
-            return  # no byte is too large for any float, no integer for one of 32 bits
-        for start, chunk in chunks(rows):
-            with np.errstate(over="ignore"):
-                bad = ~np.isfinite(chunk.astype(fit.dtype))
-            if bad.any():
-                row, value = first_bad(chunk, bad)
-                raise DataError(
-                    f"{name}: sample {start + row} has the value {value}, the inputs of a model must be finite "
-                    f"numbers of type {fit.dtype}"
-                )
+        check_finite(name, rows, fit)
         return
     limits = np.iinfo(fit.dtype)
     tokens = manifest.vocabulary
-    lowest, highest = (0, tokens - 1) if tokens is not None else (int(limits.min), int(limits.max))
+    bounds = (0, tokens - 1) if tokens is not None else (int(limits.min), int(limits.max))
+    check_range(name, rows, bounds, "the value" if tokens is None else "token id", f"the model {manifest.name!r} takes")
+
+
+def check_finite(name: str, rows: Rows, fit: InputFit) -> None:
+    """Refuse values that are no finite numbers of the model's type."""
+    if fit.stored_dtype.itemsize == 1 or (fit.stored_dtype.kind != "f" and fit.dtype.itemsize >= 4):
+        return  # no byte is too large for any float, no integer for one of 32 bits
+    for start, chunk in chunks(rows):
+        with np.errstate(over="ignore"):
+            bad = ~np.isfinite(chunk.astype(fit.dtype))
+        if bad.any():
+            row, value = first_bad(chunk, bad)
+            raise DataError(
+                f"{name}: sample {start + row} has the value {value}, the inputs of a model must be finite "
+                f"numbers of type {fit.dtype}"
+            )
+
+
+def check_range(name: str, rows: Rows, bounds: tuple[int, int], what: str, takes: str) -> None:
+    """Refuse whole numbers outside of bounds, which are included."""
+    lowest, highest = bounds
     for start, chunk in chunks(rows):
         bad = (chunk < lowest) | (chunk > highest)
         if bad.any():
             row, value = first_bad(chunk, bad)
-            what = "token id" if tokens is not None else "the value"
-            raise DataError(
-                f"{name}: sample {start + row} has {what} {value}, "
-                f"the model {manifest.name!r} takes {lowest} to {highest}"
-            )
+            raise DataError(f"{name}: sample {start + row} has {what} {value}, {takes} {lowest} to {highest}")
 
 
 def chunks(rows: Rows) -> Iterator[tuple[int, Array]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_runtime.data.archive import read_archive
+from edge_runtime.data.archive import read_archive, read_named
+from edge_runtime.data.named_inputs import Inputs
 from edge_runtime.data.pictures import folder_classes, read_folder
 from edge_runtime.data.samples import Samples, from_arrays
 from edge_runtime.data.table import read_table, table_classes
@@ -15,7 +17,8 @@ from edge_runtime.data.user_file import read_user_file
 from federation.errors import DataError, InputError
 from federation.manifest import Manifest
 
-Data = str | Path | tuple[ArrayLike, ArrayLike]  # a reference, or inputs and labels
+# A reference, or inputs and labels; several inputs by name.
+Data = str | Path | tuple[ArrayLike | Mapping[str, ArrayLike], ArrayLike]
 FORMS = "FILE.npz, FILE.csv, FILE.py:NAME or a folder with one sub-folder of images per class"
 
 
@@ -31,19 +34,27 @@ def load_classes(reference: str, label: str | None = None) -> list[str]:
 
 def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) -> Samples:
     """Open local data and check all of it against the model. `label` is a .csv file's column, by name or number."""
+    names = [item.name for item in manifest.inputs or ()]
+    inputs: Inputs
     if isinstance(data, tuple):
-        inputs, labels = map(np.asarray, data)
-        return from_arrays(inputs, labels, manifest)
+        given, labels = data[0], np.asarray(data[1])
+        if isinstance(given, Mapping):
+            return from_arrays({name: np.asarray(value) for name, value in given.items()}, labels, manifest)
+        return from_arrays(np.asarray(given), labels, manifest)
     reference = str(data)
     path, ending = Path(reference), Path(reference).suffix.lower()
     if label is not None and ending != ".csv":
         raise InputError(f"{reference}: only .csv files have a label column to choose")
     if ".py:" in reference:
-        inputs, labels = read_user_file(reference)
+        inputs, labels = read_user_file(reference, names)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": "in memory"})
+    if path.is_dir() and names:
+        raise DataError(
+            f"{reference} has images alone, the model {manifest.name!r} takes {', '.join(names)}; use FILE.npz"
+        )
     if path.is_dir():
-        pictures, numbers, classes = read_folder(path, reference, manifest)
-        return from_arrays(pictures, numbers, manifest, name=reference, about=pictures.about, class_names=classes)
+        pictures, numbers, folders = read_folder(path, reference, manifest)
+        return from_arrays(pictures, numbers, manifest, name=reference, about=pictures.about, class_names=folders)
     if not path.exists():
         raise DataError(f"no such file: {reference}")
     if ending not in (".npz", ".csv"):
@@ -51,8 +62,8 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) ->
     if not path.is_file():
         raise DataError(f"no such file: {reference}")
     if ending == ".npz":
-        inputs, labels, stored = read_archive(path, reference)
+        inputs, labels, stored = read_named(path, reference, names) if names else read_archive(path, reference)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": stored})
-    inputs, labels, names, column = read_table(path, reference, manifest, label)
+    inputs, labels, classes, column = read_table(path, reference, manifest, label)
     about = {"stored": "csv, read into memory", "label": column}
-    return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=names)
+    return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=classes)

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.data.input_adapter import Array, InputFit, Rows, check_inputs, fit_inputs
+from edge_runtime.data.named_inputs import Inputs, pack_inputs
 from edge_runtime.data.prng import shuffled
 from edge_runtime.data.targets import Targets, fit_targets
-from federation.errors import EmptyData, InputError, SingleClass
+from federation.errors import DataError, EmptyData, InputError, SingleClass
 from federation.manifest import Manifest
 
 _SPLIT = -1  # stands where an epoch does: no epoch's order is that of the split
@@ -136,7 +137,7 @@ def hold_out(labels: Array, are_classes: bool, fraction: float, seed: int) -> ND
 
 
 def from_arrays(
-    inputs: Rows,
+    inputs: Inputs,
     labels: Array,
     manifest: Manifest,
     *,
@@ -144,10 +145,18 @@ def from_arrays(
     about: Mapping[str, Any] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Samples:
-    """Make samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions."""
+    """Make samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions.
+
+    A model with several inputs takes an array for each by name.
+    """
+    if manifest.inputs is not None:
+        inputs = pack_inputs(name, inputs, manifest)
+    elif isinstance(inputs, Mapping):
+        raise DataError(f"{name} has arrays by name, the model {manifest.name!r} takes a single input")
     fit = fit_inputs(name, inputs, manifest)
     targets = fit_targets(name, labels, inputs.shape[0], manifest)
-    check_inputs(name, inputs, fit, manifest)
+    if manifest.inputs is None:
+        check_inputs(name, inputs, fit, manifest)
     about = {"stored": "in memory"} if about is None else about
     return Samples(name, inputs, fit, targets, about=about, class_names=class_names or manifest.classes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ from federation.errors import DataError
 MOST_BYTES = 2 << 30  # of batches that are put together in memory
 
 
-def read_user_file(reference: str) -> tuple[Array, Array]:
-    """Get inputs and labels: arrays, or batches that are put together."""
+Inputs = Array | dict[str, Array]  # one input, or several by name
+
+
+def read_user_file(reference: str, names: Sequence[str] = ()) -> tuple[Inputs, Array]:
+    """Get inputs and labels: arrays, or batches that are put together; several inputs have `names`."""
     path_text, _, name = reference.rpartition(":")
     path = Path(path_text)
     found = _find(path, name)
     with neighbours(path):
         try:
             given = found() if callable(found) else found
-            pair = _as_pair(given)
-            return _arrays(pair) if pair is not None else _together(given, reference)
+            pair = _as_pair(given, names)
+            return _arrays(pair) if pair is not None else _together(given, names)
         except DataError as error:
             raise DataError(f"{reference}: {error}") from error.__cause__
         except (Exception, SystemExit) as error:  # whatever the user's code raises
@@ -40,9 +43,12 @@ def _find(path: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-def _as_pair(given: Any) -> tuple[Any, Any] | None:
+def _as_pair(given: Any, names: Sequence[str]) -> tuple[Any, Any] | None:
     """Take it as (inputs, labels) if that is what it is; two batches are not."""
     if isinstance(given, Mapping):
+        labels = next((labels for _, labels in PAIRS if labels in given and labels not in names), None)
+        if names and labels is not None and all(name in given for name in names):
+            return {name: given[name] for name in names}, given[labels]
         for inputs, labels in PAIRS:
             if inputs in given and labels in given:
                 return given[inputs], given[labels]
@@ -57,40 +63,58 @@ def _is_batch(given: Any) -> bool:
     return isinstance(given, tuple) or (isinstance(given, list) and len(given) == 2 and hasattr(given[0], "shape"))
 
 
-def _arrays(pair: tuple[Any, Any]) -> tuple[Array, Array]:
+def _arrays(pair: tuple[Any, Any]) -> tuple[Inputs, Array]:
     """Convert to numpy; tensors of other packages do that by themselves."""
-    return np.asarray(pair[0]), np.asarray(pair[1])
+    inputs, labels = pair
+    if isinstance(inputs, Mapping):
+        return {str(name): np.asarray(value) for name, value in inputs.items()}, np.asarray(labels)
+    return np.asarray(inputs), np.asarray(labels)
 
 
-def _together(given: Any, reference: str) -> tuple[Array, Array]:
+def _together(given: Any, names: Sequence[str]) -> tuple[Inputs, Array]:
     if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
         raise DataError(f"expected (x, y), a mapping with x and y, or batches of them, got {type(given).__name__}")
-    inputs: list[Array] = []
-    labels: list[Array] = []
+    parts: dict[str, list[Array]] = {}
     size = 0
     for number, item in enumerate(iter(given)):
-        pair = _as_pair(item)
+        pair = _as_pair(item, names)
         if pair is None:
             raise DataError(f"batch {number} is {type(item).__name__}, expected (x, y)")
-        x, y = _arrays(pair)
-        if y.ndim == 0:  # a single sample, as data sets of other packages give them
-            x, y = x[None], y[None]
-        if not x.shape or len(x) != len(y):
-            raise DataError(f"batch {number} has {len(x) if x.shape else 'no'} inputs but {len(y)} labels")
-        if inputs:
-            _check_alike(number, x, inputs[0], "inputs")
-            _check_alike(number, y, labels[0], "labels")
-        size += x.nbytes + y.nbytes
+        batch = _batch(number, *_arrays(pair))
+        if parts and set(batch) != set(parts):
+            raise DataError(f"batch {number} has the arrays {', '.join(batch)}, the first one {', '.join(parts)}")
+        for name, values in batch.items():
+            known = parts.setdefault(name, [])
+            if known:
+                _check_alike(number, values, known[0], "labels" if name == _LABELS else "inputs")
+            known.append(values)
+            size += values.nbytes
         if size > MOST_BYTES:
             raise DataError(
                 f"the batches have more than {MOST_BYTES >> 20} MiB, too much to keep in memory; write them to an "
                 ".npz file with numpy.savez, or return numpy.memmap arrays: both are read in place"
             )
-        inputs.append(x)
-        labels.append(y)
-    if not inputs:
+    if not parts:
         return np.zeros((0,)), np.zeros((0,))
-    return np.concatenate(inputs), np.concatenate(labels)
+    whole = {name: np.concatenate(values) for name, values in parts.items()}
+    labels = whole.pop(_LABELS)
+    return whole.pop(_INPUT) if _INPUT in whole else whole, labels
+
+
+_INPUT, _LABELS = "", "\0labels"  # names that no input has
+
+
+def _batch(number: int, inputs: Inputs, labels: Array) -> dict[str, Array]:
+    """The arrays of one batch by name, a single sample made a batch of one."""
+    arrays = inputs if isinstance(inputs, dict) else {_INPUT: inputs}
+    if labels.ndim == 0:  # as data sets of other packages give them
+        arrays, labels = {name: values[None] for name, values in arrays.items()}, labels[None]
+    for values in arrays.values():
+        if not values.shape or len(values) != len(labels):
+            raise DataError(
+                f"batch {number} has {len(values) if values.shape else 'no'} inputs but {len(labels)} labels"
+            )
+    return {**arrays, _LABELS: labels}
 
 
 def _check_alike(number: int, batch: Array, first: Array, what: str) -> None:

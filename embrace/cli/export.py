@@ -12,6 +12,7 @@ import typer
 from edge_runtime.signing import read_key, sign_bundle
 from embrace.cli import show
 from federation.errors import InputError
+from federation.inputs import NamedInput
 from federation.manifest import LossName
 from federation.preprocessing import Preprocessing
 
@@ -38,7 +39,13 @@ def export(
         typer.Argument(help="A zoo name, path/to/file.py:factory, or a forward graph model.onnx."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write; absent or empty. Default: ./NAME")] = None,
-    input_: Annotated[str | None, typer.Option("--input", help="Input shape without the batch: 3,32,32")] = None,
+    input_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="Input shape without the batch: 3,32,32. Several inputs, one option each: NAME=SHAPE:TYPE:VOCABULARY.",
+        ),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Input type: float32 or int64 (tokens).")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Token inputs: ids are below this number.")] = None,
     loss: Annotated[str | None, typer.Option(help="cross_entropy, bce_with_logits or mse.")] = None,
@@ -84,6 +91,8 @@ def export(
     Example: embrace export mymodel.py:build --input 3,32,32 --classes photos/ --mean 0.5 --std 0.25
 
     Example: embrace export classifier.onnx --new-head 5
+
+    Example: embrace export bert.py:build --input input_ids=64:int64:30522 --input attention_mask=64:int64:2
     """
     if list_:
         _list_zoo(json_)
@@ -100,10 +109,12 @@ def export(
         from embrace.bundles import Bundle, open_source
         from model_export.bundle import Choices, export_bundle
 
+        shape, inputs = _parse_inputs(input_ or [])
         choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine), _parse_widths(widths))
         source = open_source(
             model,
-            input_shape=_parse_shape(input_),
+            input_shape=shape,
+            inputs=inputs,
             dtype=dtype,
             vocabulary=vocabulary,
             loss=loss,
@@ -128,10 +139,26 @@ def export(
     _show_result(Bundle(target), time.perf_counter() - started, json_)
 
 
-def _parse_shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = show.comma_list(text)
+def _parse_inputs(texts: list[str]) -> tuple[tuple[int, ...] | None, list[NamedInput] | None]:
+    """Read the shape of the only input, or several inputs by name."""
+    if texts and "=" not in texts[0]:
+        if len(texts) > 1:
+            raise InputError(f"--input {texts[1]}: several inputs need names, as in --input ids=64:int64:30522")
+        return _parse_shape(texts[0], texts[0]), None
+    return None, [_parse_input(text) for text in texts] or None
+
+
+def _parse_input(text: str) -> NamedInput:
+    name, _, rest = text.partition("=")
+    shape, dtype, vocabulary, *more = (*rest.split(":"), "", "")
+    if (vocabulary and not vocabulary.isdecimal()) or any(more):
+        raise InputError(f"--input {text}: expected NAME=SHAPE:TYPE:VOCABULARY, as in ids=64:int64:30522 or age=1")
+    numbers = () if shape in ("", "()") else _parse_shape(shape, text)
+    return NamedInput(name.strip(), dtype or "float32", numbers, int(vocabulary) if vocabulary else None)
+
+
+def _parse_shape(shape: str, text: str) -> tuple[int, ...]:
+    parts = show.comma_list(shape)
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise InputError(f"--input {text}: expected positive numbers separated by commas, e.g. 3,32,32")
     return tuple(map(int, parts))

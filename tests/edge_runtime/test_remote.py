@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,22 @@ def test_a_release_leaves_the_neighbours_alone(elsewhere: Elsewhere, tmp_path: P
     space = bundle.space
     for layer in (0, 2):
         np.testing.assert_array_equal(read(bundle, space.layer(layer)), elsewhere.vector[space.layer(layer)])
+
+
+def test_a_borrowed_weight_comes_with_the_layer_and_only_once(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    bundle = remote(elsewhere, tmp_path)
+    stem, space = bundle.manifest.layers[0], bundle.space
+    bundle.manifest = replace(
+        bundle.manifest, layers=(replace(stem, borrowed=("head.w",)), *bundle.manifest.layers[1:])
+    )
+    source = RemoteSource(bundle, OFFER)
+    source.fetch(0)
+    shared = space.slice_of("head.w")
+    np.testing.assert_array_equal(read(bundle, shared), elsewhere.vector[shared])
+    source.release(0)
+    np.testing.assert_array_equal(bundle.weights(OFFER, space.suffix(2)), elsewhere.vector[space.suffix(2)])
+    sizes = [stop - start for _, start, stop in (asked for asked in elsewhere.asked if isinstance(asked, tuple))]
+    assert sum(sizes) == 4 * (space.layer(0).stop + space.suffix(2).stop - space.suffix(2).start)
 
 
 def test_an_answer_that_is_too_short_is_no_layer(elsewhere: Elsewhere, tmp_path: Path) -> None:

@@ -74,8 +74,14 @@ class Tied(nn.Module):
         return self.body(self.embedding(x).mean(1)) @ self.embedding.weight.T
 
 
-def test_layers_that_share_a_weight_are_not_separated():
-    assert len(cut(Tied(), (5,), "int64", 11)) == 1
+def test_a_shared_weight_belongs_to_the_last_layer_that_uses_it():
+    layers = cut(Tied(), (5,), "int64", 11)
+    assert [[p.name for p in layer.parameters] for layer in layers] == [
+        [],
+        ["body.weight", "body.bias"],
+        ["embedding.weight"],
+    ]
+    assert [[p.name for p in layer.borrowed] for layer in layers] == [["embedding.weight"], [], []]
 
 
 class TwoRoads(nn.Module):
@@ -87,10 +93,11 @@ class TwoRoads(nn.Module):
         return self.join(self.left(x) * self.right(x))
 
 
-def test_where_two_tensors_cross_there_is_no_boundary():
+def test_where_two_tensors_cross_a_small_model_has_a_boundary():
     layers = cut(TwoRoads(), (4,))
-    assert [layer.name for layer in layers] == ["left", "join"]
-    assert {p.name.split(".")[0] for p in layers[0].parameters} == {"left", "right"}
+    assert [layer.name for layer in layers] == ["left", "right", "join"]
+    assert len(layers[1].entering) == 2 and layers[1].input not in layers[1].entering
+    assert layers[2].input in layers[2].entering
 
 
 class LengthFromTheInput(nn.Module):

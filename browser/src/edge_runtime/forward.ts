@@ -34,12 +34,12 @@ export interface ForwardPlan {
 export type Progress = (what: string, done: number, total: number) => Promise<void> | void;
 
 /** Group consecutive layers that are loaded together: as many as the memory allows, at least one. */
-export function groups(layers: readonly Layer[], memory: number): Layer[][] {
+export function groups(manifest: Manifest, layers: readonly Layer[], memory: number): Layer[][] {
   const found: Layer[][] = [];
   let used = 0;
   for (const layer of layers) {
     // As they came, and packed for the processor.
-    const size = 2 * 4 * layer.parameters.reduce((sum, p) => sum + product(p.shape), 0);
+    const size = 2 * 4 * manifest.parametersOf(layer).reduce((sum, p) => sum + product(p.shape), 0);
     if (found.length > 0 && used + size <= memory) {
       found.at(-1)!.push(layer);
       used += size;
@@ -61,7 +61,7 @@ export async function storeActivations(
   watch: Stopwatch,
   progress: Progress,
 ): Promise<ActivationStore> {
-  const parts = groups(layers, plan.memory);
+  const parts = groups(source.manifest, layers, plan.memory);
   let store: ActivationStore | undefined;
   let fetching = fetchAll(source, parts[0]!, watch);
   for (const [place, part] of parts.entries()) {

@@ -55,13 +55,13 @@ export function checkTrainingGraph(data: Bytes, manifest: Manifest, boundary: Bo
   if (!(carried("loss")! & LABELS)) refuse("its loss does not depend on the labels");
 }
 
-/** Refuse a frozen layer that takes its weights from elsewhere than its own place in the weights file. */
+/** Refuse a frozen layer that takes its weights from elsewhere than their own places in the weights file. */
 export function checkForwardGraph(data: Bytes, manifest: Manifest, layer: Layer): void {
   const graph = read(data);
   checkInputs(graph, new Map([["input", [undefined, ...layer.input.shape]]]));
   checkOutputs(graph, layer.output.dtype, new Map([["output", [undefined, ...layer.output.shape]]]));
   const start = weightsHeader(manifest.space).length;
-  const own = new Map(layer.parameters.map((p) => [p.name, p]));
+  const own = new Map(manifest.parametersOf(layer).map((p) => [p.name, p]));
   for (const tensor of graph.tensors) {
     const parameter = own.get(tensor.name);
     if (tensor.external === undefined) continue;

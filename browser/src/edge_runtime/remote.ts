@@ -12,6 +12,7 @@ import { sha256, type DeviceClient } from "./client.ts";
 import type { FetchedLayer, LayerSource } from "./forward.ts";
 import { checkForwardGraph, checkTrainingGraph } from "./graph_check.ts";
 import { moveExternalData } from "./graph_file.ts";
+import { joined } from "./protobuf.ts";
 import type { Table } from "./storage.ts";
 
 const MOST_GRAPH = 2 ** 28; // bytes
@@ -129,9 +130,12 @@ export class RemoteSource implements LayerSource {
   }
 
   async fetch(layer: Layer): Promise<FetchedLayer> {
-    const where = this.manifest.space.around(layer.parameters);
-    const weights = await this.bundle.weights(this.offer, where);
+    const { space } = this.manifest;
+    const parts = [space.around(layer.parameters), ...layer.borrowed.map((name) => space.sliceOf(name))];
+    const found: Bytes[] = [];
+    for (const part of parts) found.push(await this.bundle.weights(this.offer, part));
     const graph = await this.bundle.layerGraph(layer);
-    return { graph: moveExternalData(graph, this.bundle.dataStart + 4 * where.start, weights.length), weights };
+    const places = parts.map(({ start, stop }) => ({ start: this.bundle.dataStart + 4 * start, stop: this.bundle.dataStart + 4 * stop }));
+    return { graph: moveExternalData(graph, places), weights: found.length === 1 ? found[0]! : joined(found) };
   }
 }

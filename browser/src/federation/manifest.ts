@@ -23,6 +23,7 @@ export interface Layer {
   readonly activations: number;
   readonly macs: number;
   readonly forward: FileRef;
+  readonly borrowed: readonly string[]; // weights of later layers that it uses
 }
 
 /** A place from which a device can train; a narrow one trains the first channels of every layer. */
@@ -55,7 +56,7 @@ export interface Loss {
 
 const FIELDS =
   "version name source opset loss input labels output vocabulary batch uses_seed layers boundaries tiers weights notes classes " +
-  "preprocessing";
+  "preprocessing inputs";
 
 export class Manifest {
   readonly space: ParameterSpace;
@@ -86,6 +87,18 @@ export class Manifest {
       }
     }
     this.space = new ParameterSpace(layers.map((layer) => layer.parameters));
+    const later = new Set<string>();
+    for (const layer of [...layers].reverse()) {
+      const strange = layer.borrowed.find((name) => !later.has(name));
+      if (strange !== undefined) throw new BundleError(`layer '${layer.name}' borrows '${strange}', which no later layer has`);
+      for (const { name } of layer.parameters) later.add(name);
+    }
+  }
+
+  /** List all parameters that a layer uses, its own and those it borrows. */
+  parametersOf(layer: Layer): readonly Parameter[] {
+    if (layer.borrowed.length === 0) return layer.parameters;
+    return [...layer.parameters, ...[...this.space].filter(({ name }) => layer.borrowed.includes(name))];
   }
 
   /** Count the classes a sample can belong to; undefined if its label is something else. */
@@ -192,7 +205,7 @@ function fileRef(field: Field): FileRef {
 }
 
 function layerOf(field: Field): Layer {
-  const get = field.table("name input output parameters activations macs dropouts forward".split(" "));
+  const get = field.table("name input output parameters activations macs dropouts forward borrowed packed".split(" "));
   return {
     name: get("name").text(),
     input: tensorSpec(get("input")),
@@ -201,6 +214,7 @@ function layerOf(field: Field): Layer {
     activations: get("activations").integer(),
     macs: get("macs").integer(),
     forward: fileRef(get("forward")),
+    borrowed: get("borrowed").or([], (f) => f.list((name) => name.text())),
   };
 }
 

@@ -94,6 +94,10 @@ def number():
     return 7
 
 
+def lonely():
+    return nn.Linear(4, 2)
+
+
 class TwoWays(nn.Module):
     def __init__(self):
         super().__init__()

@@ -161,14 +161,22 @@ def test_both_engines(embrace: Embrace, tmp_path: Path) -> None:
     assert [b["engines"] for b in answer.json["boundaries"]] == [["portable", "ort-training"]] * 2
 
 
-@pytest.mark.parametrize("model", ["TwoWays", "Tied"])
-def test_a_model_that_cannot_be_split_is_one_layer_and_says_so(
-    embrace: Embrace, models: Path, tmp_path: Path, model: str
+@pytest.mark.parametrize(("model", "layers"), [("TwoWays", 4), ("Tied", 3)])
+def test_a_model_whose_parts_hang_together_has_boundaries(
+    embrace: Embrace, models: Path, tmp_path: Path, model: str, layers: int
 ) -> None:
-    answer = embrace("export", f"{models}:{model}", "--input", "4", "--out", tmp_path / "b")
+    answer = embrace("export", f"{models}:{model}", "--input", "4", "--out", tmp_path / "b", "--json")
+    assert answer.code == 0 and answer.json["layers"] == layers
+    assert embrace("verify", tmp_path / "b").code == 0
+
+
+def test_a_model_that_cannot_be_split_is_one_layer_and_says_so(embrace: Embrace, models: Path, tmp_path: Path) -> None:
+    answer = embrace("export", f"{models}:lonely", "--input", "4", "--out", tmp_path / "b")
     assert answer.code == 0
     assert "1 layer," in answer.out
-    assert "note: the model is one layer: no single tensor separates two groups of weights" in answer.out
+    assert (
+        "note: the model is one layer: nothing that a device could store separates two groups of weights" in answer.out
+    )
 
 
 @pytest.mark.parametrize(
