@@ -125,7 +125,12 @@ def simulate(
 
 
 def choose_engine(manifest: Manifest) -> str:
-    """Choose PyTorch where it is installed and the module can be built again in another process."""
+    """Choose PyTorch where it is installed and the module can be built again in another process, and cut.
+
+    A module is cut where one tensor crosses and no weight is used on both sides.
+    """
+    if manifest.inputs is not None or any(layer.packed or layer.borrowed for layer in manifest.layers):
+        return "portable"
     source = manifest.source
     file = Path(source.reference.rpartition(":")[0])
     rebuilds = source.kind == "zoo" or (source.kind == "torch" and file.suffix == ".py" and file.is_file())
