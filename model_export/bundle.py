@@ -33,6 +33,7 @@ from federation.weights import places
 from model_export.autodiff.engine import has_every_rule
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
+from model_export.autodiff.rules.dropout import SEEDED
 from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_macs
 from model_export.capture import EXPORTERS, REMEDY, Captured, Exporter, cause
 from model_export.crossing import sample_shape
@@ -51,7 +52,7 @@ from model_export.training import (
     ort_forward_graph,
     tensor_spec,
     training_graph,
-    uses_dropout,
+    uses_seed,
 )
 from model_export.zoo import Tier
 
@@ -228,7 +229,7 @@ def _write(
         output=output,
         vocabulary=source.vocabulary,
         batch=source.batch,
-        uses_seed=uses_dropout(graph),
+        uses_seed=uses_seed(graph),
         layers=tuple(described),
         boundaries=(),
         tiers={},
@@ -280,7 +281,7 @@ def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:
         parameters=tuple(layer.parameters),
         activations=layer_activations(graph, layer),
         macs=layer_macs(graph, layer),
-        dropouts=sum(node.op_type == "Dropout" for node in layer.nodes),
+        dropouts=sum(node.op_type in SEEDED for node in layer.nodes),
         forward=forward,
         borrowed=tuple(p.name for p in layer.borrowed) or None,
         packed=None if layer.output in layer.leaving else tuple(_part_spec(graph, name) for name in layer.leaving),

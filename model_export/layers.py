@@ -24,6 +24,7 @@ import numpy as np
 from onnx import NodeProto
 
 from federation.space import Parameter
+from model_export.autodiff.rules.dropout import SEEDED
 from model_export.crossing import can_travel, is_plain, make_row, row_size
 from model_export.errors import ExportError
 from model_export.graph import Graph, inputs_with_subgraphs, module_of, producers
@@ -133,10 +134,11 @@ def with_helpers(graph: Graph, nodes: Sequence[NodeProto]) -> list[NodeProto]:
 
 
 def _data_values(graph: Graph) -> set[str]:
-    """Values that depend on the input, not only on its shape."""
+    """Values that depend on the input, not only on its shape, or are drawn."""
     data = {graph.input}
     for node in graph.nodes:
-        if node.op_type not in ("Shape", "Size") and any(name in data for name in inputs_with_subgraphs(node)):
+        reads = node.op_type not in ("Shape", "Size") and any(name in data for name in inputs_with_subgraphs(node))
+        if reads or node.op_type in SEEDED:
             data.update(filter(None, node.output))
     return data
 
@@ -253,7 +255,7 @@ def _segment(flow: _Flow, part: range) -> _Segment:
         plain=not part.start or flow.is_plain(part.start - 1),
         parameters=list(dict.fromkeys(p for used in flow.uses[part.start : part.stop] for p in used)),
         weighted=bool(flow.weighted(part)),
-        dropout=any(node.op_type == "Dropout" for node in nodes),
+        dropout=any(node.op_type in SEEDED for node in nodes),
         frozen=any(node.op_type in WEIGHTED and _constant_weights(flow.graph, node) for node in nodes),
     )
 

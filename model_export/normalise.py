@@ -13,8 +13,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, inliner, numpy_helper, version_converter
 
+from model_export.autodiff.rules.dropout import SEEDED
+from model_export.control_flow import write_out
 from model_export.crossing import LARGEST
 from model_export.errors import ExportError
+from model_export.expansions import expansion
 from model_export.graph import (
     Graph,
     attribute,
@@ -24,6 +27,7 @@ from model_export.graph import (
     needed_nodes,
     optional_input,
 )
+from model_export.random_layers import constants_of, seed_random
 from model_export.shapes import BATCHES, measure, symbolic_shape
 
 OLDEST_OPSET, NEWEST_OPSET = 18, 21
@@ -32,7 +36,6 @@ INLINE_DOMAIN = "embrace.inline"
 # outputs can then never be met.
 VALUE_PREFIX = "source:"
 RESERVED = {"input", "output", "labels", "seed", "loss", "predictions"}
-RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 SHAPE_SOURCES = {"Shape", "Size"}
 LOGICAL = {"Not", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
 
@@ -53,8 +56,10 @@ def normalise(
     model = to_supported_opset(model)
     model = inline_functions(model, has_rule)
     opset = next(item.version for item in model.opset_import if item.domain == "")
-    _refuse_random(model)
     make_batch_dynamic(model)
+    write_out(model, sample)
+    model = inline_functions(model, has_rule)
+    seed_random(model)
     _avoid_runtime_quirks(model)
     _without_sequences(model)
     initialisers = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
@@ -100,15 +105,6 @@ def _is_unstorable(first: np.ndarray, second: np.ndarray) -> bool:
     return large or any(a != b and (a, b) != BATCHES for a, b in sizes)
 
 
-def _refuse_random(model: onnx.ModelProto) -> None:
-    for node in model.graph.node:
-        if node.op_type in RANDOM:
-            raise ExportError(
-                f"node {node.name!r} (module {module_of(node)!r}) draws random numbers by {node.op_type}, which no "
-                "seed of a device reaches; of random layers only Dropout is supported"
-            )
-
-
 def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
     """Write nodes so that every onnxruntime computes what PyTorch does."""
     shapes = {item.name: list(item.dims) for item in model.graph.initializer}
@@ -136,10 +132,7 @@ def _avoid_runtime_quirks(model: onnx.ModelProto) -> None:
 
 def _without_sequences(model: onnx.ModelProto) -> None:
     """Write a list of pieces (SplitToSequence) of which some are taken (SequenceAt) as slices."""
-    known = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            known[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    known = constants_of(model)
     lists = {node.output[0]: node for node in model.graph.node if node.op_type == "SplitToSequence"}
     kept: list[NodeProto] = []
     for node in model.graph.node:
@@ -220,7 +213,7 @@ def inline_functions(model: onnx.ModelProto, has_rule: Callable[[str], bool]) ->
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for index, node in enumerate(result.graph.node):
-        body = None if has_rule(node.op_type) else _function_body(node, opset, types)
+        body = None if has_rule(node.op_type) else _function_body(node, opset, types) or expansion(node, opset, types)
         if body:
             body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
             node.domain, node.op_type = INLINE_DOMAIN, body.name
@@ -323,7 +316,7 @@ def _resolve_static_values(graph: Graph, first: dict[str, np.ndarray], second: d
     for node in graph.nodes:
         names = inputs_with_subgraphs(node)
         is_static = node.op_type in SHAPE_SOURCES or all(name in static for name in names)
-        if not is_static or node.op_type.startswith("Random"):
+        if not is_static or node.op_type in SEEDED:
             kept.append(node)
             continue
         static.update(node.output)

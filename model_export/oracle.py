@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from federation.manifest import Boundary, Layer, Loss, Manifest
-from model_export.autodiff.rules.dropout import reference_mask
+from model_export.autodiff.rules.dropout import reference_mask, reference_normal, reference_uniform
 from model_export.crossing import split_row
 from model_export.errors import ExportError
 from model_export.modes import set_modes, training_modes
@@ -30,6 +30,7 @@ Arrays = dict[str, np.ndarray]
 NOTHING = -100  # PyTorch's way to say that no label is ignored: its default, which no label equals
 # Relative: as far as two programs differ in one tensor, and as far as a tensor may be off and still be that tensor.
 SAME, NEAR = 1e-3, 1e-1
+NOTHING_DRAWN = 1 << 30  # more than any model has layers that draw
 NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -122,7 +123,7 @@ class TorchOracle:
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole encoder layer would hide its tensors
         try:
-            with torch.no_grad(), recorder, plain_operators():
+            with torch.no_grad(), recorder, seeded_dropout(0, NOTHING_DRAWN), plain_operators():
                 result = self.module(torch.from_numpy(x)).numpy()
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
@@ -236,8 +237,18 @@ def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> t
 
 @contextlib.contextmanager
 def seeded_dropout(seed: int, skip: int, count: int = 0) -> Iterator[None]:
-    """Dropout with the masks of a seed, counted through the model from `count`; the first `skip` do nothing."""
+    """Dropout and random numbers of a seed, counted through the model from `count`; the first `skip` draw nothing."""
     numbers = itertools.count(count)
+
+    def uniform(shape: Sequence[int]) -> torch.Tensor:
+        number = next(numbers)
+        if number < skip:
+            return torch.full(shape, 0.5).as_subclass(Undrawn)
+        return torch.from_numpy(reference_uniform(seed, number, tuple(shape)))
+
+    def normal(shape: Sequence[int]) -> torch.Tensor:
+        number = next(numbers)
+        return torch.zeros(shape) if number < skip else torch.from_numpy(reference_normal(seed, number, tuple(shape)))
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if not training:
@@ -248,8 +259,50 @@ def seeded_dropout(seed: int, skip: int, count: int = 0) -> Iterator[None]:
         rate = float(np.float32(p))  # as an ONNX file holds it
         return input * torch.from_numpy(reference_mask(seed, number, tuple(input.shape), rate))
 
-    with mock.patch.object(F, "dropout", dropout), mock.patch.object(torch, "dropout", dropout):
+    with contextlib.ExitStack() as replaced:
+        for owner, name, function in (
+            (F, "dropout", dropout),
+            (torch, "dropout", dropout),
+            *((torch, name, _sized(draw)) for name, draw in (("rand", uniform), ("randn", normal))),
+            *((torch, f"{name}_like", _shaped_like(draw)) for name, draw in (("rand", uniform), ("randn", normal))),
+        ):
+            replaced.enter_context(mock.patch.object(owner, name, function))
         yield
+
+
+def _sized(draw: Callable[[Sequence[int]], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """As `torch.rand` is called: sizes one by one or in a tuple."""
+
+    def run(*size: Any, dtype: torch.dtype | None = None, **more: Any) -> torch.Tensor:
+        shape = more.get("size", size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+        return draw(tuple(int(n) for n in shape)).to(dtype or torch.get_default_dtype())
+
+    return run
+
+
+def _shaped_like(draw: Callable[[Sequence[int]], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def run(input: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+        return draw(tuple(input.shape)).to(dtype or input.dtype)
+
+    return run
+
+
+class Undrawn(torch.Tensor):
+    """Uniform numbers of a frozen layer: compared with a constant they are the share that would be below it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, share = getattr(func, "__name__", ""), getattr(args[0], "share", None)
+        numbers = [each for each in args[1:] if isinstance(each, (int, float))]
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        if name in ("add", "__add__", "__radd__") and numbers and share is None:
+            result.share = float(numbers[0])
+        elif name in ("floor", "floor_") and share is not None:
+            return torch.full(args[0].shape, share, dtype=args[0].dtype)
+        elif name in ("lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__") and numbers:
+            share = numbers[0] if name.strip("_")[0] == "l" else 1.0 - numbers[0]
+            return torch.full(args[0].shape, share, dtype=args[0].dtype)
+        return result
 
 
 class _Recorder(TorchDispatchMode):

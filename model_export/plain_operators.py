@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_export.packed_sequences import padded_sequences
+
 Function = Callable[..., Any]
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
@@ -26,16 +28,57 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 def plain_operators() -> Iterator[None]:
     """Inside, attention is matrix products and a softmax, and layers of a recurrent network run one by one."""
     with contextlib.ExitStack() as replaced:
+        replaced.enter_context(padded_sequences())
         for owner in (torch, Tensor):
             for name in ("movedim", "moveaxis"):
                 replaced.enter_context(mock.patch.object(owner, name, move_axes))
-        for owner, name, function in (
+        functions: list[tuple[Any, str, Function]] = [
             (F, "scaled_dot_product_attention", attention),
             (torch, "diff", difference),
+            (torch, "normal", normal),
+            *((Tensor, f"{name}_", _drawn_into(function)) for name, function in DRAWN.items()),
+            *((F, f"dropout{axes}d", dropped_channels) for axes in (1, 2, 3)),
             *((torch._VF, name, _one_by_one(getattr(torch._VF, name))) for name in RECURRENT),
-        ):
-            replaced.enter_context(mock.patch.object(owner, name, function))
+        ]
+        for place, name, function in functions:
+            replaced.enter_context(mock.patch.object(place, name, function))
         yield
+
+
+def normal(mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
+    """`torch.normal` of tensors as standard noise."""
+    like = mean if isinstance(mean, Tensor) else std
+    drawn: Tensor = mean + std * torch.randn_like(like)
+    return drawn
+
+
+def bernoulli(like: Tensor, p: float = 0.5, **_: Any) -> Tensor:
+    """Ones and zeros as a dropout of ones: where nothing is drawn they are their mean."""
+    return F.dropout(torch.ones_like(like), 1.0 - p, True) * p
+
+
+DRAWN: dict[str, Function] = {
+    "bernoulli": bernoulli,
+    "exponential": lambda like, lambd=1.0, **_: -torch.log(1.0 - torch.rand_like(like)) / lambd,
+    "normal": lambda like, mean=0.0, std=1.0, **_: mean + std * torch.randn_like(like),
+    "uniform": lambda like, low=0.0, high=1.0, **_: low + (high - low) * torch.rand_like(like),
+}
+
+
+def _drawn_into(draw: Function) -> Function:
+    def fill(self: Tensor, *args: Any, **more: Any) -> Tensor:
+        return self.copy_(draw(self, *args, **more))
+
+    return fill
+
+
+def dropped_channels(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Dropout of whole channels as a dropout of ones, one for each channel."""
+    if not training or not p:
+        return input
+    shape = (*input.shape[:2], *[1] * (input.ndim - 2))
+    ones = torch.ones(shape, dtype=input.dtype)
+    return input * F.dropout(ones, p, True)
 
 
 def is_padded(args: tuple[Any, ...]) -> bool:

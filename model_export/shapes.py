@@ -7,11 +7,13 @@ nothing but shapes, and is equal in both, is a constant.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import numpy_helper
 
 from federation.errors import InputError
 from model_export.errors import ExportError
@@ -21,18 +23,25 @@ BATCHES = (2, 3)
 
 def run_everything(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every intermediate value of a model, by name."""
+    return run_values(model, feed, [name for node in model.graph.node for name in node.output if name])
+
+
+def run_values(model: onnx.ModelProto, feed: dict[str, np.ndarray], wanted: Iterable[str]) -> dict[str, np.ndarray]:
+    """Some values of a model, by name."""
+    held = {item.name: item for item in model.graph.initializer}
+    known = feed | {name: numpy_helper.to_array(held[name]) for name in wanted if name in held}
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     del wide.graph.output[:]
-    for node in wide.graph.node:
-        wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    wide.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     names = [value.name for value in wide.graph.output]
     try:
         session = ort.InferenceSession(wide.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return dict(zip(names, session.run(names, feed), strict=True))
+        found = dict(zip(names, session.run(names, feed), strict=True)) if names else {}
+        return found | {name: known[name] for name in wanted if name in known}
     except Exception as error:  # onnxruntime raises several unrelated types
         raise ExportError(f"onnxruntime cannot run the forward graph: {_first_line(error)}") from None
 

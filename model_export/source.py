@@ -24,10 +24,12 @@ from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
 from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.constant_weights import lift_constant_weights
+from model_export.control_flow import write_out
 from model_export.errors import ExportError
 from model_export.inputs import sample_row, take_row
 from model_export.modes import set_modes
 from model_export.new_head import replace_head
+from model_export.normalise import make_batch_dynamic, to_supported_opset
 from model_export.outputs import USUAL, pick_output
 from model_export.shapes import sample_input
 from model_export.zoo import ZOO, Tier, narrower, zoo_model
@@ -79,7 +81,7 @@ class ModelSource:
     def capture(self, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
         """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
-            return capture_onnx(self.origin, self.inputs)
+            return capture_onnx(self.origin, self.sample, self.inputs)
         return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
 
 
@@ -322,12 +324,18 @@ def _load_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-def capture_onnx(origin: Source, inputs: Sequence[NamedInput] | None = None) -> Captured:
+def capture_onnx(
+    origin: Source, sample: Callable[[int], np.ndarray], inputs: Sequence[NamedInput] | None = None
+) -> Captured:
     """A forward graph from anywhere. Float initialisers with at least one dimension are taken as trainable."""
     model = _load_onnx(Path(origin.reference))
     if inputs is not None:
         take_row(model, inputs)
     _keep_one_output(model, origin.output)
+    if any(item.type == onnx.AttributeProto.GRAPH for node in model.graph.node for item in node.attribute):
+        model = to_supported_opset(model)
+        make_batch_dynamic(model)
+        write_out(model, sample)  # weights may lie in the branches
     lift_constant_weights(model)
     _separate_equal_vectors(model)
     if origin.new_head is not None:

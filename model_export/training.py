@@ -6,14 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
 from federation.space import Parameter
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
 from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
-from model_export.autodiff.rules.dropout import SEED_INPUT, dropout_forward, dropout_rate
+from model_export.autodiff.rules.dropout import (
+    SEED_INPUT,
+    SEEDED,
+    dropout_forward,
+    dropout_rate,
+    mean_of_random,
+    random_forward,
+)
 from model_export.autodiff.rules.recurrent import GATES
 from model_export.crossing import pack_nodes, unpack_nodes
 from model_export.graph import (
@@ -40,8 +47,8 @@ def tensor_spec(graph: Graph, name: str) -> TensorSpec:
 
 
 def dropout_numbers(graph: Graph) -> dict[str, int]:
-    """Every dropout of the model by its output: its number is part of its mask's seed, whatever the boundary."""
-    found = [node.output[0] for node in graph.nodes if node.op_type == "Dropout"]
+    """Everything that draws, by its output: its number is part of its seed, whatever the boundary."""
+    found = [node.output[0] for node in graph.nodes if node.op_type in SEEDED]
     return {name: number for number, name in enumerate(found)}
 
 
@@ -201,13 +208,16 @@ def _frozen_graph(
 
 
 def _write_inference_node(context: Context, node: NodeProto) -> None:
-    """Batch norm uses its running statistics, dropout does nothing."""
+    """Batch norm uses its running statistics, dropout does nothing, what is drawn is its mean."""
     if node.op_type == "BatchNormalization":
         context.ops(
             "BatchNormalization", [node.output[0]], *node.input, epsilon=float(attribute(node, "epsilon", 1e-5))
         )
     elif node.op_type == "Dropout":
         context.ops("Identity", [node.output[0]], node.input[0])
+    elif node.op_type in SEEDED:
+        value = numpy_helper.from_array(np.array([mean_of_random(node)], np.float32))
+        context.ops("ConstantOfShape", [node.output[0]], context.runtime_shape(node.input[0]), value=value)
     else:
         context.emitter.copy(node)
 
@@ -221,8 +231,9 @@ def _external(parameter: Parameter, offset: int, length: int) -> TensorProto:
     return tensor
 
 
-def uses_dropout(graph: Graph) -> bool:
-    return any(rate > 0 for rate in dropout_rates(graph).values())
+def uses_seed(graph: Graph) -> bool:
+    draws = any(node.op_type in SEEDED and node.op_type != "Dropout" for node in graph.nodes)
+    return draws or any(rate > 0 for rate in dropout_rates(graph).values())
 
 
 def ort_forward_graph(graph: Graph, layers: Sequence[LayerGraph]) -> onnx.ModelProto:
@@ -238,6 +249,8 @@ def ort_forward_graph(graph: Graph, layers: Sequence[LayerGraph]) -> onnx.ModelP
     for node in _suffix_nodes(graph, layers):
         if node.op_type == "Dropout":
             dropout_forward(context, node)
+        elif node.op_type in SEEDED:
+            random_forward(context, node)
         else:
             _write_inference_node(context, node)
     inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]

@@ -147,8 +147,9 @@ def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:
 
 
 def _has_no_plain_form(node: NodeProto) -> bool:
-    """Operators of layout.py are ours alone; batch norm and dropout in ONNX are not what PyTorch computes."""
-    return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith(("Pixel", "Channel"))
+    """Operators of layout.py are ours alone; batch norm and random numbers of ONNX are not what PyTorch computes."""
+    own = ("Pixel", "Channel", "Random")
+    return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith(own)
 
 
 def write_backward(

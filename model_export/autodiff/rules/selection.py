@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from onnx import NodeProto
 
 from model_export.autodiff.engine import Context
@@ -31,9 +32,23 @@ def gather_elements(context: Context, node: NodeProto, upstream: Upstream) -> Gr
 @rule("GatherND")
 def gather_nd(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     data, indices = node.input
-    if attribute(node, "batch_dims", 0):
-        raise _refuse(node, "with batch_dims")
-    return [context.op("ScatterND", _zeros(context, data), indices, str(upstream[0]), reduction="add"), None]
+    batch = int(attribute(node, "batch_dims", 0))
+    places = _with_batch(context, indices, batch) if batch else indices
+    return [context.op("ScatterND", _zeros(context, data), places, str(upstream[0]), reduction="add"), None]
+
+
+def _with_batch(context: Context, indices: str, batch: int) -> str:
+    """Places within each sample as places in the whole tensor: the sample's own number comes first."""
+    sizes = context.op("Shape", indices)
+    rank = context.rank(indices)
+    one = context.op("Concat", context.op("Slice", sizes, [0], [rank - 1]), [1], axis=0)
+    numbers = []
+    for axis in range(batch):
+        size = context.op("Gather", sizes, context.constant(axis), axis=0)
+        count = context.op("Range", context.constant(0), size, context.constant(1))
+        column = np.array([-1 if i == axis else 1 for i in range(rank)], np.int64)
+        numbers.append(context.op("Expand", context.op("Reshape", count, column), one))
+    return context.op("Concat", *numbers, indices, axis=-1)
 
 
 @rule("ScatterElements")

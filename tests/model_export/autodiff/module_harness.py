@@ -13,13 +13,14 @@ from onnx import NodeProto
 from torch import Tensor, nn
 
 from federation.manifest import Loss
-from model_export.autodiff.rules.dropout import SEED_INPUT
+from model_export.autodiff.rules.dropout import SEED_INPUT, SEEDED
 from model_export.bundle import usable_graph
 from model_export.capture import capture_torch
 from model_export.graph import Graph, needed_nodes
 from model_export.layers import LayerGraph, split_layers
 from model_export.modes import training_modes
 from model_export.oracle import seeded_dropout, torch_loss
+from model_export.plain_operators import plain_operators
 from model_export.training import inference_graph, training_graph
 from tests.model_export.autodiff.harness import RUN_BATCH, Arrays, assert_close, journal, normal, run
 
@@ -127,8 +128,8 @@ def eager_step(
         for parameter in layer.parameters:
             if parameter.kind == "statistic":
                 module.get_submodule(parameter.name.rpartition(".")[0]).eval()
-    frozen = sum(node.op_type == "Dropout" for layer in layers[:boundary] for node in layer.nodes)
-    with seeded_dropout(seed, skip=frozen):
+    frozen = sum(node.op_type in SEEDED for layer in layers[:boundary] for node in layer.nodes)
+    with seeded_dropout(seed, skip=frozen), plain_operators():
         predictions = module(torch.from_numpy(x))
     labels = random_labels(loss, tuple(predictions.shape))
     value = torch_loss(loss, predictions, torch.from_numpy(labels))

@@ -37,11 +37,16 @@ def test_slices_that_are_taken(depth: int) -> None:
     check_operator("GatherND", reference, [(3, 3, 4), Fixed((None, 2, depth), indices(3))])
 
 
-def test_slices_of_each_sample_are_refused() -> None:
-    with pytest.raises(ExportError, match="GatherND with batch_dims has no gradient here"):
-        check_operator(
-            "GatherND", lambda x, i: x[:, 0] * i.sum(), [(None, 3), Fixed((None, 1), indices(3))], batch_dims=1
-        )
+@operator("GatherND")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_slices_of_each_sample(batch: int) -> None:
+    def reference(x: Tensor, places: Tensor) -> Tensor:
+        if batch == 1:
+            return torch.stack([x[n][places[n, :, 0]] for n in range(len(x))])
+        return torch.stack([torch.stack([x[n, c, places[n, c, 0]] for c in range(3)]) for n in range(len(x))])
+
+    shape = (None, 2, 1) if batch == 1 else (None, 3, 1)
+    check_operator("GatherND", reference, [(None, 3, 4), Fixed(shape, indices(3))], batch_dims=batch)
 
 
 @operator("ScatterElements")
