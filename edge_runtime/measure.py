@@ -243,7 +243,7 @@ def random_inputs(spec: TensorSpec, count: int, vocabulary: int | None) -> np.nd
 def random_labels_of(manifest: Manifest, count: int) -> np.ndarray[Any, Any]:
     """Draw labels that the model's loss accepts."""
     shape = (count, *manifest.labels.shape)
-    most = manifest.output.shape[0] if manifest.loss.name == "cross_entropy" else 2
+    most = manifest.label_count or 2
     return np.random.default_rng(0).integers(0, most, shape).astype(manifest.labels.dtype)
 
 

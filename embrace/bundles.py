@@ -218,6 +218,10 @@ def export(
     loss: LossName | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
+    classes_last: bool | None = None,
+    next_token: bool | None = None,
+    delta: float | None = None,
+    gamma: float | None = None,
     split: Sequence[str] = (),
     tiers: Mapping[str, float] | None = None,
     widths: Sequence[float] = (),
@@ -264,6 +268,10 @@ def export(
         loss=loss,
         label_smoothing=label_smoothing,
         ignore_index=ignore_index,
+        classes_last=classes_last,
+        next_token=next_token,
+        delta=delta,
+        gamma=gamma,
         batch=batch,
         seed=seed,
         classes=classes,
@@ -305,6 +313,10 @@ def open_source(
     loss: str | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
+    classes_last: bool | None = None,
+    next_token: bool | None = None,
+    delta: float | None = None,
+    gamma: float | None = None,
     batch: int | None = None,
     seed: int = 0,
     classes: Sequence[str] | str | Path | None = None,
@@ -344,7 +356,14 @@ def open_source(
             f"new head of {new_head}: expected an ONNX file and a number of classes from 1 to {MOST_CLASSES:,}; of a "
             "PyTorch model change the last layer before it is exported"
         )
-    given: dict[str, Any] = {"label_smoothing": label_smoothing, "ignore_index": ignore_index}
+    given: dict[str, Any] = {
+        "label_smoothing": label_smoothing,
+        "ignore_index": ignore_index,
+        "classes_last": classes_last or None,
+        "next_token": next_token or None,
+        "delta": delta,
+        "gamma": gamma,
+    }
     changes = {name: value for name, value in given.items() if value is not None}
     if isinstance(classes, (str, Path)):
         from edge_runtime.data.load import load_classes

@@ -33,7 +33,8 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,119}"
 _FILE_NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-LossName = Literal["cross_entropy", "bce_with_logits", "mse"]
+LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine"]
+CLASSIFYING = ("cross_entropy", "focal")  # labels are class numbers
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,31 @@ class Loss:
 
     name: LossName
     label_smoothing: float = 0.0
-    ignore_index: int | None = None  # cross-entropy: labels of this value do not count
+    ignore_index: int | None = None  # labels of this value do not count
+    # Class numbers: the classes stand along the last axis of an output, not along its first.
+    classes_last: bool | None = field(default=None, metadata=ABSENT)
+    # The output of a position is compared with the label of the next one: labels may be the tokens themselves.
+    next_token: bool | None = field(default=None, metadata=ABSENT)
+    delta: float | None = field(default=None, metadata=ABSENT)  # huber: errors beyond it count linearly; None: 1
+    gamma: float | None = field(default=None, metadata=ABSENT)  # focal: how much less sure labels count; None: 2
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise BundleError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
+        if self.label_smoothing and self.name in ("huber", "focal", "cosine"):
+            raise BundleError(f"label_smoothing is for cross_entropy and bce_with_logits, the loss is {self.name}")
+        if self.classes_last and self.name not in CLASSIFYING:
+            raise BundleError(f"classes_last is for {' and '.join(CLASSIFYING)}, the loss is {self.name}")
+        if self.ignore_index is not None and self.name == "cosine":
+            raise BundleError("ignore_index: the loss cosine compares whole vectors, of which all count")
+        for name, value, owner, least in (("delta", self.delta, "huber", 0.0), ("gamma", self.gamma, "focal", 1.0)):
+            if value is not None and (self.name != owner or not (least <= value < math.inf and value > 0)):
+                raise BundleError(f"{name} is a positive number of the loss {owner}, at least {least:g}; got {value}")
+
+    @property
+    def class_axis(self) -> int:
+        """Where in a batch of outputs the classes are, as an axis."""
+        return -1 if self.classes_last else 1
 
 
 @dataclass(frozen=True)
@@ -265,9 +286,16 @@ class Manifest:
         """How many classes a sample can belong to; None if its label is something else."""
         if math.prod(self.labels.shape) != 1:
             return None
-        if self.loss.name == "cross_entropy":
-            return self.output.shape[0] if self.output.shape else None
+        if self.loss.name in CLASSIFYING:
+            return self.label_count
         return 2 if self.loss.name == "bce_with_logits" else None
+
+    @property
+    def label_count(self) -> int | None:
+        """How many class numbers there are, for a sample or for each of its positions; None without classes."""
+        if self.loss.name not in CLASSIFYING or not self.output.shape:
+            return None
+        return self.output.shape[-1 if self.loss.classes_last else 0]
 
     @property
     def whole(self) -> Boundary:
@@ -330,7 +358,7 @@ def dumps(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest, dict_factory=_used), indent=1) + "\n"
 
 
-_ADDED = {f.name for kind in (Source, Layer, Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
+_ADDED = {f.name for kind in (Source, Loss, Layer, Boundary, Manifest) for f in fields(kind) if f.metadata == ABSENT}
 
 
 def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.manifest import Loss
+from federation.manifest import CLASSIFYING, Loss
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,51 @@ class Score:
 
 
 def score(loss: Loss, outputs: NDArray[Any], labels: NDArray[Any]) -> Score:
-    """The score of one batch. Cross-entropy has its classes along axis 1; a yes/no output is a yes above zero."""
-    z = outputs.astype(np.float64)
-    if loss.name == "mse":
-        return Score(float(np.square(z - labels).sum()), 0, labels.size)
-    if loss.name == "bce_with_logits":
+    """The score of one batch. A yes/no output is a yes above zero."""
+    z, labels = _arranged(loss, outputs.astype(np.float64), labels)
+    if loss.name == "cosine":
+        return _cosine(z, labels)
+    counts = np.ones(labels.shape, bool) if loss.ignore_index is None else labels != loss.ignore_index
+    counted = int(counts.sum())
+    if loss.name in CLASSIFYING:
+        value, right = _of_classes(loss, z, labels, counts)
+    elif loss.name == "bce_with_logits":
         target = labels.astype(np.float64) * (1 - loss.label_smoothing) + loss.label_smoothing / 2
         value = np.maximum(z, 0) - z * target + np.log1p(np.exp(-np.abs(z)))
-        return Score(float(value.sum()), int(((z > 0) == (labels > 0.5)).sum()), labels.size, True)
-    counts = np.ones(labels.shape, bool) if loss.ignore_index is None else labels != loss.ignore_index
+        right = (z > 0) == (labels > 0.5)
+    else:
+        error = z - labels
+        bent = error if loss.name == "mse" else np.clip(error, -(loss.delta or 1.0), loss.delta or 1.0)
+        value = error * error if loss.name == "mse" else bent * (error - bent / 2)
+        return Score(float(value[counts].sum()), 0, counted)
+    return Score(float(value[counts].sum()), int((right & counts).sum()), counted, True)
+
+
+def _arranged(loss: Loss, z: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Outputs with their classes along axis 1, and the labels that they are compared with."""
+    z = np.moveaxis(z, -1, 1) if loss.classes_last else z
+    if loss.next_token:
+        positions = 2 if loss.name in CLASSIFYING else 1
+        return np.take(z, range(z.shape[positions] - 1), positions), labels[:, 1:]
+    return z, labels
+
+
+def _of_classes(
+    loss: Loss, z: NDArray[Any], labels: NDArray[Any], counts: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(loss of each label, whether it was predicted)."""
     shifted = z - z.max(1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     own = np.take_along_axis(logs, np.where(counts, labels, 0)[:, None], 1)[:, 0]
-    value = -(1 - loss.label_smoothing) * own - loss.label_smoothing * logs.mean(1)
-    right = (z.argmax(1) == labels) & counts
-    return Score(float(value[counts].sum()), int(right.sum()), int(counts.sum()), True)
+    right = z.argmax(1) == labels
+    if loss.name == "focal":
+        gamma = 2.0 if loss.gamma is None else loss.gamma
+        return -((1 - np.exp(own)) ** gamma) * own, right
+    return -(1 - loss.label_smoothing) * own - loss.label_smoothing * logs.mean(1), right
+
+
+def _cosine(z: NDArray[Any], labels: NDArray[Any]) -> Score:
+    """One less the cosine between output and label, along axis 1."""
+    lengths = [np.maximum(np.sqrt(np.square(value).sum(1)), 1e-8) for value in (z, labels.astype(np.float64))]
+    value = 1 - (z * labels).sum(1) / (lengths[0] * lengths[1])
+    return Score(float(value.sum()), 0, value.size)

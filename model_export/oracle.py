@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from federation.manifest import Boundary, Layer, Loss, Manifest
+from federation.manifest import CLASSIFYING, Boundary, Layer, Loss, Manifest
 from model_export.autodiff.rules.dropout import reference_mask, reference_normal, reference_uniform
 from model_export.crossing import split_row
 from model_export.errors import ExportError
@@ -222,6 +222,10 @@ def _refuse_forgotten(weights: Mapping[str, torch.Tensor], manifest: Manifest) -
 
 def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """PyTorch's own version of a bundle's loss."""
+    predictions = predictions.movedim(-1, 1) if loss.classes_last else predictions
+    if loss.next_token:
+        predictions = predictions[:, :, :-1] if loss.name in CLASSIFYING else predictions[:, :-1]
+        labels = labels[:, 1:]
     if loss.name == "cross_entropy":
         return F.cross_entropy(
             predictions,
@@ -229,10 +233,27 @@ def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> t
             ignore_index=NOTHING if loss.ignore_index is None else loss.ignore_index,
             label_smoothing=loss.label_smoothing,
         )
+    if loss.name == "cosine":
+        return (1 - F.cosine_similarity(predictions, labels, dim=1)).mean()
+    each = _each_loss(loss, predictions, labels)
+    if loss.ignore_index is None:
+        return each.mean()
+    counted = labels != loss.ignore_index
+    return torch.where(counted, each, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+def _each_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of every label."""
+    if loss.name == "focal":
+        known = labels if loss.ignore_index is None else torch.where(labels == loss.ignore_index, 0, labels)
+        entropy = F.cross_entropy(predictions, known, reduction="none")
+        return (1 - torch.exp(-entropy)) ** (2.0 if loss.gamma is None else loss.gamma) * entropy
+    if loss.name == "huber":
+        return F.huber_loss(predictions, labels, reduction="none", delta=loss.delta or 1.0)
     if loss.name == "bce_with_logits":
         soft = labels * (1.0 - loss.label_smoothing) + loss.label_smoothing / 2
-        return F.binary_cross_entropy_with_logits(predictions, soft)
-    return F.mse_loss(predictions, labels)
+        return F.binary_cross_entropy_with_logits(predictions, soft, reduction="none")
+    return F.mse_loss(predictions, labels, reduction="none")
 
 
 @contextlib.contextmanager
@@ -424,8 +445,8 @@ def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:
     """Labels that fit the loss."""
     rng = np.random.default_rng(seed)
     shape = (batch, *manifest.labels.shape)
-    if manifest.loss.name == "cross_entropy":
-        return rng.integers(0, manifest.output.shape[0], shape)
+    if manifest.label_count is not None:
+        return rng.integers(0, manifest.label_count, shape)
     if manifest.loss.name == "bce_with_logits":
         return rng.integers(0, 2, shape).astype(np.float32)
     return rng.standard_normal(shape).astype(np.float32)

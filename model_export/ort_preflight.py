@@ -80,6 +80,9 @@ def unsupported(forward: onnx.ModelProto, loss: Loss, trainable: Sequence[str] |
     knowledge = Knowledge(types, _constants(model), active, used)
     found = [f"{node.name or node.output[0]}: {line}" for node in nodes for line in _reasons(node, knowledge)]
     dims = knowledge.dims(model.graph.output[0].name)
+    masked = loss.ignore_index is not None and loss.name != "cross_entropy"
+    if loss.name not in ("cross_entropy", "bce_with_logits", "mse") or loss.classes_last or loss.next_token or masked:
+        found.append(f"the loss {loss.name} with these settings is for the portable engine only")
     if loss.name == "cross_entropy" and dims is not None and len(dims) < 2:
         found.append(f"{model.graph.output[0].name}: cross_entropy needs a class dimension after the batch")
     return found

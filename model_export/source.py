@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -189,8 +189,8 @@ def reload_source(origin: Source, **known: Any) -> ModelSource:
 
 
 def _loss_name(name: str) -> LossName:
-    if name not in ("cross_entropy", "bce_with_logits", "mse"):
-        raise InputError(f"unknown loss {name!r}; expected cross_entropy, bce_with_logits or mse")
+    if name not in get_args(LossName):
+        raise InputError(f"unknown loss {name!r}; expected {', '.join(get_args(LossName))}")
     return name  # type: ignore[return-value]
 
 

@@ -113,7 +113,7 @@ class StackedStep:
 
 def stacked_losses(loss: Loss, predictions: Tensor, labels: Tensor) -> Tensor:
     """Return the mean loss of every device's batch."""
-    if loss.name == "cross_entropy" and loss.ignore_index is None:
+    if loss == Loss("cross_entropy", loss.label_smoothing):
         each = F.cross_entropy(
             predictions.flatten(0, 1), labels.flatten(0, 1), reduction="none", label_smoothing=loss.label_smoothing
         )

@@ -101,9 +101,18 @@ describe("scores", () => {
   });
 
   test("scores of outputs", () => {
-    for (const { loss, shape, labels, score: expected } of known.scores.scores) {
-      const about = { name: loss.name, labelSmoothing: loss.label_smoothing, ignoreIndex: loss.ignore_index ?? undefined };
-      const { loss: total, ...rest } = score(about, shape[0], shape[1], pattern(product(shape), 4, 6), labels);
+    for (const { loss, shape, positions, labels, score: expected } of known.scores.scores) {
+      const about = {
+        name: loss.name,
+        labelSmoothing: loss.label_smoothing,
+        ignoreIndex: loss.ignore_index ?? undefined,
+        classesLast: loss.classes_last ?? false,
+        nextToken: loss.next_token ?? false,
+        delta: loss.delta ?? undefined,
+        gamma: loss.gamma ?? undefined,
+      };
+      const classes = loss.classes_last ? shape.at(-1) : shape[1];
+      const { loss: total, ...rest } = score(about, shape[0], classes, pattern(product(shape), 4, 6), labels, positions[0]);
       expect(total).toBeCloseTo(expected.loss, 10);
       expect(rest).toEqual({ correct: expected.correct, counted: expected.counted, classifies: expected.classifies });
     }

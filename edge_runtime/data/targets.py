@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.data.input_adapter import Array, chunks, first_bad, same_but_for_ones, shape_text
 from federation.errors import DataError
-from federation.manifest import Manifest
+from federation.manifest import CLASSIFYING, Loss, Manifest
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def are_classes(labels: Array, shape: tuple[int, ...], loss: str) -> bool:
     """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
     if math.prod(shape) != 1:
         return False
-    return loss == "cross_entropy" or (loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all()))
+    return loss in CLASSIFYING or (loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all()))
 
 
 def order_classes(name: str, what: str, found: list[str], manifest: Manifest, remedy: str) -> list[str]:
@@ -79,21 +79,21 @@ def fit_targets(name: str, labels: Array, count: int, manifest: Manifest) -> Tar
     if labels.dtype.kind not in "biuf":
         raise DataError(f"{name} has labels of type {labels.dtype}, expected numbers")
     if not same_but_for_ones(stored, wanted):
-        one_hot = loss.name == "cross_entropy" and stored == (manifest.output.shape[0],)
+        one_hot = loss.name in CLASSIFYING and stored == (manifest.label_count,)
         raise DataError(
             f"{name} has labels of {shape_text(stored)} per sample, the model {manifest.name!r} takes "
             f"{shape_text(wanted)} ({loss.name})" + (": class numbers, not one-hot rows" if one_hot else "")
         )
     targets = Targets(labels, wanted, np.dtype(manifest.labels.dtype), loss.name, loss.ignore_index)
-    if loss.name == "cross_entropy":
+    if loss.name in CLASSIFYING:
         _check_class_numbers(name, labels, manifest)
     else:
-        _check_numbers(name, labels, targets.dtype, 1.0 if loss.name == "bce_with_logits" else None)
+        _check_numbers(name, labels, targets.dtype, loss)
     return targets
 
 
 def _check_class_numbers(name: str, labels: Array, manifest: Manifest) -> None:
-    classes, ignored = manifest.output.shape[0], manifest.loss.ignore_index
+    classes, ignored = manifest.label_count or 0, manifest.loss.ignore_index
     for start, chunk in chunks(labels):
         numbers = chunk.astype(np.uint8) if chunk.dtype.kind == "b" else chunk
         bad = (numbers < 0) | (numbers >= classes)
@@ -111,14 +111,15 @@ def _check_class_numbers(name: str, labels: Array, manifest: Manifest) -> None:
             )
 
 
-def _check_numbers(name: str, labels: Array, dtype: np.dtype[Any], highest: float | None) -> None:
+def _check_numbers(name: str, labels: Array, dtype: np.dtype[Any], loss: Loss) -> None:
+    highest = 1.0 if loss.name == "bce_with_logits" else None
     for start, chunk in chunks(labels):
         with np.errstate(over="ignore"):
             numbers = chunk.astype(dtype)
         bad = ~np.isfinite(numbers) if highest is None else ~((numbers >= 0) & (numbers <= highest))
+        if loss.ignore_index is not None:
+            bad &= numbers != loss.ignore_index
         if bad.any():
             row, value = first_bad(chunk, bad)
-            expected = (
-                f"mse takes finite numbers of type {dtype}" if highest is None else "bce_with_logits takes 0 to 1"
-            )
-            raise DataError(f"{name}: sample {start + row} has label {value}, {expected}")
+            what = f"finite numbers of type {dtype}" if highest is None else "0 to 1"
+            raise DataError(f"{name}: sample {start + row} has label {value}, {loss.name} takes {what}")

@@ -48,9 +48,17 @@ def export(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Input type: float32 or int64 (tokens).")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Token inputs: ids are below this number.")] = None,
-    loss: Annotated[str | None, typer.Option(help="cross_entropy, bce_with_logits or mse.")] = None,
+    loss: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(LossName))}.")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread over all classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(help="Label that does not count.")] = None,
+    classes_last: Annotated[
+        bool | None, typer.Option("--classes-last", help="Outputs have their classes last: POSITIONS,CLASSES.")
+    ] = None,
+    next_token: Annotated[
+        bool | None, typer.Option("--next-token", help="Each position predicts the next label: labels are the tokens.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="huber: errors beyond it count linearly. Default: 1.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="focal: how much sure labels count less. Default: 2.")] = None,
     split: Annotated[str | None, typer.Option(help="Boundaries to export: NAME,NAME@STEPS,… Default: all.")] = None,
     tiers: Annotated[
         str | None, typer.Option(help="Largest boundary within a capacity: weak=0.16,moderate=0.42")
@@ -93,6 +101,8 @@ def export(
     Example: embrace export classifier.onnx --new-head 5
 
     Example: embrace export bert.py:build --input input_ids=64:int64:30522 --input attention_mask=64:int64:2
+
+    Example: embrace export lm.py:build --input 64 --dtype int64 --vocabulary 512 --classes-last --next-token
     """
     if list_:
         _list_zoo(json_)
@@ -120,6 +130,10 @@ def export(
             loss=loss,
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
+            classes_last=classes_last,
+            next_token=next_token,
+            delta=delta,
+            gamma=gamma,
             batch=batch,
             seed=seed,
             classes=_parse_classes(classes),

@@ -68,7 +68,33 @@ def test_squared_error_is_pytorchs_and_classifies_nothing():
     assert found.accuracy is None
 
 
-LOSSES = [Loss("cross_entropy", 0.1), Loss("cross_entropy", 0.0, 1), Loss("bce_with_logits"), Loss("mse")]
+REAL = [Loss("huber"), Loss("huber", delta=0.4, ignore_index=1), Loss("mse", ignore_index=0), Loss("cosine")]
+POSITIONS = [
+    Loss(name, ignore_index=ignore, classes_last=last, next_token=shifted)
+    for name in ("cross_entropy", "focal")
+    for ignore in (None, 2)
+    for last in (None, True)
+    for shifted in (None, True)
+]
+
+
+@pytest.mark.parametrize("which", [*REAL, *POSITIONS], ids=str)
+def test_other_losses_are_pytorchs(which):
+    """Against the reference of the exporter, which calls PyTorch's functions."""
+    torch = pytest.importorskip("torch")
+    oracle = pytest.importorskip("model_export.oracle")
+    outputs, labels = made((6, 5, 9), 5 if which in POSITIONS else None, 0, which.ignore_index)
+    if which.classes_last:
+        outputs = np.ascontiguousarray(outputs.transpose(0, 2, 1))
+    found = score(which, outputs, labels)
+    wanted = torch.from_numpy(labels)
+    wanted = wanted.double() if wanted.is_floating_point() else wanted
+    expected = oracle.torch_loss(which, torch.from_numpy(outputs).double(), wanted)
+    assert found.mean_loss == pytest.approx(expected.item(), rel=1e-9)
+    assert (found.accuracy is not None) == (which in POSITIONS)
+
+
+LOSSES = [Loss("cross_entropy", 0.1), Loss("cross_entropy", 0.0, 1), Loss("bce_with_logits"), Loss("mse"), *REAL]
 
 
 @given(cuts=st.lists(st.integers(0, 20), max_size=4), which=st.sampled_from(LOSSES), seed=st.integers(0, 100))

@@ -187,10 +187,18 @@ def scores() -> dict[str, Any]:
         (Loss("cross_entropy", 0.1, 2), (6, 4, 3), np.arange(18).reshape(6, 3) % 4),
         (Loss("bce_with_logits", 0.2), (5, 1), (np.arange(5) % 2).reshape(5, 1)),
         (Loss("mse"), (5, 2), pattern(10, 3).reshape(5, 2)),
+        (Loss("mse", ignore_index=0, next_token=True), (3, 4, 2), np.arange(24).reshape(3, 4, 2) % 5),
+        (Loss("huber", delta=0.7), (5, 2), pattern(10, 3).reshape(5, 2)),
+        (Loss("focal", gamma=1.5), (6, 4, 3), np.arange(18).reshape(6, 3) % 4),
+        (Loss("focal", classes_last=True, ignore_index=1), (6, 3, 4), np.arange(18).reshape(6, 3) % 4),
+        (Loss("cross_entropy", next_token=True), (6, 4, 3), np.arange(18).reshape(6, 3) % 4),
+        (Loss("cross_entropy", classes_last=True, next_token=True), (6, 3, 4), np.arange(18).reshape(6, 3) % 4),
+        (Loss("cosine"), (5, 4, 2), pattern(40, 3).reshape(5, 4, 2)),
     ):
         outputs = pattern(math.prod(shape), 4, 6.0).reshape(shape)
         found.append(
-            {"loss": asdict(loss), "shape": shape, "labels": labels.reshape(-1).tolist()}
+            {"loss": asdict(loss), "shape": shape, "positions": labels.shape[1:2]}
+            | {"labels": labels.reshape(-1).tolist()}
             | {"score": asdict(score(loss, outputs, labels))}
         )
     return {"held": held, "scores": found}

@@ -131,8 +131,8 @@ function randomInputs({ dtype, shape }: TensorSpec, count: number, vocabulary: n
 }
 
 /** Labels that the model's loss accepts. */
-function randomLabels({ loss, labels, output }: Manifest, count: number): Labels {
-  return drawn(labels.dtype as DType, count * product(labels.shape), loss.name === "cross_entropy" ? output.shape[0]! : 2) as Labels;
+function randomLabels({ labels, labelCount }: Manifest, count: number): Labels {
+  return drawn(labels.dtype as DType, count * product(labels.shape), labelCount ?? 2) as Labels;
 }
 
 /** Draw integers below a number; without one, fractions. */

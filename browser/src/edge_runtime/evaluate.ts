@@ -25,7 +25,7 @@ export async function scoreReceived(
       for (let start = 0; start < samples.length; start += ROWS) {
         const indices = Int32Array.from({ length: Math.min(ROWS, samples.length - start) }, (_, i) => start + i);
         const z = outputs.read(indices) as Float32Array;
-        total = add(total, score(manifest.loss, indices.length, manifest.output.shape[0] ?? 1, z, samples.labelsOf(indices)));
+        total = add(total, score(manifest.loss, indices.length, manifest.labelCount ?? manifest.output.shape[0] ?? 1, z, samples.labelsOf(indices), manifest.labels.shape[0]));
       }
       return total;
     } finally {

@@ -49,9 +49,21 @@ export interface Preprocessing {
 const PLAIN: Preprocessing = { scale: undefined, mean: [], std: [] };
 
 export interface Loss {
-  readonly name: "cross_entropy" | "bce_with_logits" | "mse";
+  readonly name: LossName;
   readonly labelSmoothing: number;
   readonly ignoreIndex: number | undefined;
+  readonly classesLast?: boolean; // classes stand along the last axis of an output
+  readonly nextToken?: boolean; // a position is compared with the label of the next one
+  readonly delta?: number; // huber
+  readonly gamma?: number; // focal
+}
+
+export const LOSSES = ["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine"] as const;
+export type LossName = (typeof LOSSES)[number];
+
+/** Whether labels are class numbers. */
+export function classifies(loss: Loss): boolean {
+  return loss.name === "cross_entropy" || loss.name === "focal";
 }
 
 const FIELDS =
@@ -104,7 +116,12 @@ export class Manifest {
   /** Count the classes a sample can belong to; undefined if its label is something else. */
   get classCount(): number | undefined {
     if (product(this.labels.shape) !== 1) return undefined;
-    return { cross_entropy: this.output.shape[0], bce_with_logits: 2, mse: undefined }[this.loss.name];
+    return this.loss.name === "bce_with_logits" ? 2 : this.labelCount;
+  }
+
+  /** Count the class numbers of a sample or of each of its positions; undefined without classes. */
+  get labelCount(): number | undefined {
+    return classifies(this.loss) ? this.output.shape.at(this.loss.classesLast ? -1 : 0) : undefined;
   }
 
   /** The boundary that trains everything. */
@@ -158,13 +175,17 @@ export function loads(text: string): Manifest {
 function manifestOf(field: Field): Manifest {
   const get = field.table(FIELDS.split(" "));
   get("version").integer(1, 1);
-  const loss = get("loss").table(["name", "label_smoothing", "ignore_index"]);
+  const loss = get("loss").table("name label_smoothing ignore_index classes_last next_token delta gamma".split(" "));
   return new Manifest(
     get("name").text(),
     {
-      name: loss("name").oneOf(["cross_entropy", "bce_with_logits", "mse"]),
+      name: loss("name").oneOf(LOSSES),
       labelSmoothing: loss("label_smoothing").or(0, (f) => f.number(0, 1)),
       ignoreIndex: loss("ignore_index").optional((f) => f.integer(Number.MIN_SAFE_INTEGER)),
+      classesLast: loss("classes_last").or(false, (f) => f.flag()),
+      nextToken: loss("next_token").or(false, (f) => f.flag()),
+      delta: loss("delta").or(1, (f) => f.number(Number.MIN_VALUE)),
+      gamma: loss("gamma").or(2, (f) => f.number(1)),
     },
     tensorSpec(get("input")),
     tensorSpec(get("labels")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 from onnx import NodeProto
 
@@ -9,7 +11,7 @@ from model_export.autodiff.engine import Context
 from model_export.autodiff.registry import Gradients, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
-from model_export.graph import Shape, attribute, module_of
+from model_export.graph import Dim, Shape, attribute, module_of
 
 
 @rule("Gemm")
@@ -41,14 +43,37 @@ def gemm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
 @rule("Einsum")
 def einsum(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     """The gradient of an operand is the sum of products of the result's gradient and the other operands."""
-    terms, arrow, result = str(attribute(node, "equation")).replace(" ", "").partition("->")
-    letters = terms.split(",")
-    if "." in terms or not arrow or any(len(set(term)) < len(term) for term in [*letters, result]):
+    letters, result = _spelled(context, node)
+    if any(len(set(term)) < len(term) for term in [*letters, result]):
         raise ExportError(
-            f"node {node.name!r} (module {module_of(node)!r}): Einsum {terms + arrow + result!r} with an ellipsis, "
-            "a diagonal or no result has no gradient here"
+            f"node {node.name!r} (module {module_of(node)!r}): Einsum {attribute(node, 'equation')!r} with a diagonal "
+            "has no gradient here"
         )
     return [_of_operand(context, node, letters, result, i, str(upstream[0])) for i in range(len(letters))]
+
+
+def _spelled(context: Context, node: NodeProto) -> tuple[list[str], str]:
+    """(the letters of each operand, those of the result), with a letter for each axis of an ellipsis."""
+    terms, arrow, result = str(attribute(node, "equation")).replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if not arrow:  # letters that occur once, in their order
+        single = sorted(letter for letter in set(terms) - set(",.") if terms.count(letter) == 1)
+        result = ("..." if "..." in terms else "") + "".join(single)
+    free = [letter for letter in string.ascii_letters if letter not in terms]
+    axes = [context.rank(name) - len(term.replace("...", "")) for name, term in zip(node.input, letters, strict=True)]
+    most = max((count for count, term in zip(axes, letters, strict=True) if "..." in term), default=0)
+    hidden = "".join(free[:most])
+    spelled = [term.replace("...", hidden[most - count :]) for count, term in zip(axes, letters, strict=True)]
+    sizes: dict[str, set[Dim]] = {}
+    for name, term in zip(node.input, spelled, strict=True):
+        for letter, size in zip(term, context.shape(name), strict=True):
+            sizes.setdefault(letter, set()).add(size)
+    if any(len(known) > 1 for known in sizes.values()):
+        raise ExportError(
+            f"node {node.name!r} (module {module_of(node)!r}): Einsum {attribute(node, 'equation')!r} that repeats an "
+            "axis of size 1 has no gradient here"
+        )
+    return spelled, result.replace("...", hidden)
 
 
 def _of_operand(context: Context, node: NodeProto, letters: list[str], result: str, index: int, dy: str) -> str | None:

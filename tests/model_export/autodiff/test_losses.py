@@ -98,6 +98,73 @@ def test_mean_squared_error(batch: int, shape: list[int]) -> None:
     check_loss(Loss("mse"), predictions, random_labels(Loss("mse"), predictions.shape))
 
 
+@given(batch=st.integers(1, 6), shape=st.lists(st.integers(1, 4), max_size=3), delta=st.sampled_from([None, 0.3, 2.0]))
+@examples(15)
+def test_huber(batch: int, shape: list[int], delta: float | None) -> None:
+    predictions = normal(np.random.default_rng(0), (batch, *shape)) * np.float32(2.0)
+    check_loss(Loss("huber", delta=delta), predictions, random_labels(Loss("mse"), predictions.shape))
+
+
+@given(
+    batch=st.integers(1, 6),
+    image=images,
+    gamma=st.sampled_from([None, 1.0, 3.5]),
+    ignore=st.sampled_from([None, -100, 1]),
+)
+@examples(25)
+def test_focal(batch: int, image: list[int], gamma: float | None, ignore: int | None) -> None:
+    predictions = normal(np.random.default_rng(0), (batch, 4, *image)) * np.float32(2.0)
+    labels = random_labels(Loss("cross_entropy"), predictions.shape)
+    if ignore is not None:
+        labels.reshape(-1)[1::2] = ignore
+        labels.reshape(-1)[0] = 0
+    check_loss(Loss("focal", gamma=gamma, ignore_index=ignore), predictions, labels)
+
+
+@given(batch=st.integers(1, 6), image=images)
+@examples(10)
+def test_cosine(batch: int, image: list[int]) -> None:
+    predictions = normal(np.random.default_rng(0), (batch, 5, *image))
+    check_loss(Loss("cosine"), predictions, random_labels(Loss("mse"), predictions.shape))
+
+
+@pytest.mark.parametrize("name", ["mse", "huber", "bce_with_logits"])
+def test_a_mask_in_the_labels_of_real_numbers(name: str) -> None:
+    loss = Loss(name, ignore_index=-7)  # type: ignore[arg-type]
+    predictions = normal(np.random.default_rng(0), (4, 3, 5))
+    labels = random_labels(loss, predictions.shape)
+    labels[np.random.default_rng(1).random(labels.shape) < 0.5] = -7
+    check_loss(loss, predictions, labels)
+    empty = loss_and_slope(loss, predictions, np.full_like(labels, -7))
+    assert empty["loss"] == 0.0 and not empty["slope"].any()
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "focal"])
+@pytest.mark.parametrize("last", [None, True])
+@pytest.mark.parametrize("shifted", [None, True])
+@pytest.mark.parametrize("ignore", [None, 0])
+def test_language_models_predict_the_next_token(
+    name: str, last: bool | None, shifted: bool | None, ignore: int | None
+) -> None:
+    """Outputs [N, positions, classes] or [N, classes, positions], labels the tokens themselves, padding left out."""
+    loss = Loss(name, classes_last=last, next_token=shifted, ignore_index=ignore)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    predictions = normal(rng, (3, 7, 5) if last else (3, 5, 7))
+    check_loss(loss, predictions, rng.integers(0, 5, (3, 7)))
+
+
+def test_real_numbers_of_the_next_position() -> None:
+    predictions = normal(np.random.default_rng(0), (3, 6, 2))
+    check_loss(Loss("mse", next_token=True), predictions, random_labels(Loss("mse"), predictions.shape))
+
+
+def test_positions_are_needed_to_predict_the_next() -> None:
+    with pytest.raises(ExportError, match="needs outputs for each position"):
+        labels_spec(Loss("cross_entropy", next_token=True), TensorSpec("float32", (5,)))
+    spec = labels_spec(Loss("cross_entropy", classes_last=True, next_token=True), TensorSpec("float32", (8, 5)))
+    assert spec == TensorSpec("int64", (8,))
+
+
 def test_cross_entropy_of_enormous_logits_stays_finite() -> None:
     predictions = np.array([[1000.0, -1000.0, 0.0], [-1000.0, 1000.0, 900.0]], np.float32)
     check_loss(Loss("cross_entropy"), predictions, np.array([1, 1]))

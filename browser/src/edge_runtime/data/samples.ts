@@ -1,6 +1,6 @@
 /** `Samples`: local data that fits a model. */
 import { EmptyData } from "../../federation/errors.ts";
-import type { Manifest } from "../../federation/manifest.ts";
+import { classifies, type Manifest } from "../../federation/manifest.ts";
 import { product } from "../../federation/space.ts";
 import { takeRows, type Numbers, type Stored } from "./arrays.ts";
 import { shuffled } from "./prng.ts";
@@ -53,8 +53,8 @@ export class Samples {
   /** Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit. */
   private get areClasses(): boolean {
     const { loss } = this.manifest;
-    if (this.perLabel !== 1 || loss.name === "mse") return false;
-    return loss.name === "cross_entropy" || [...this.labels].every((label) => Number(label) === 0 || Number(label) === 1);
+    if (this.perLabel !== 1) return false;
+    return classifies(loss) || (loss.name === "bce_with_logits" && [...this.labels].every((label) => Number(label) === 0 || Number(label) === 1));
   }
 
   /** Read inputs of some samples as the training graph takes them. */

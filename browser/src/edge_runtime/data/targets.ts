@@ -1,6 +1,6 @@
 /** Labels: checked against the model's loss before anything trains. */
 import { DataError } from "../../federation/errors.ts";
-import type { Manifest } from "../../federation/manifest.ts";
+import { classifies, type Loss, type Manifest } from "../../federation/manifest.ts";
 import { product } from "../../federation/space.ts";
 import { sameButForOnes, shapeText, type Stored } from "./arrays.ts";
 import { value } from "./input_adapter.ts";
@@ -39,7 +39,7 @@ export function fitTargets(name: string, labels: Stored, count: number, manifest
   const { loss } = manifest;
   const stored = labels.shape.slice(1);
   if (!sameButForOnes(stored, manifest.labels.shape)) {
-    const oneHot = loss.name === "cross_entropy" && stored.join() === String(manifest.output.shape[0]);
+    const oneHot = classifies(loss) && stored.join() === String(manifest.labelCount);
     throw new DataError(
       `${name} has labels of ${shapeText(stored)} per sample, the model '${manifest.name}' takes ` +
         `${shapeText(manifest.labels.shape)} (${loss.name})${oneHot ? ": class numbers, not one-hot rows" : ""}`,
@@ -47,7 +47,7 @@ export function fitTargets(name: string, labels: Stored, count: number, manifest
   }
   const each = product(stored);
   const numbers = Float64Array.from(labels.data as ArrayLike<number | bigint>, (raw) => value(labels.dtype, raw as number));
-  const check = loss.name === "cross_entropy" ? classNumber(manifest) : number(loss.name);
+  const check = classifies(loss) ? classNumber(manifest) : number(loss);
   numbers.forEach((found, at) => {
     const wrong = check(found);
     if (wrong) throw new DataError(`${name}: sample ${Math.floor(at / each)} has label ${found}, ${wrong}`);
@@ -60,7 +60,7 @@ export function fitTargets(name: string, labels: Stored, count: number, manifest
 type Check = (label: number) => string | undefined;
 
 function classNumber(manifest: Manifest): Check {
-  const classes = manifest.output.shape[0]!;
+  const classes = manifest.labelCount!;
   const ignored = manifest.loss.ignoreIndex;
   return (label) => {
     if (label === ignored || (label >= 0 && label < classes && Number.isInteger(label))) return undefined;
@@ -70,9 +70,10 @@ function classNumber(manifest: Manifest): Check {
   };
 }
 
-function number(loss: "bce_with_logits" | "mse"): Check {
+function number({ name, ignoreIndex }: Loss): Check {
   return (label) => {
-    if (loss === "mse") return Number.isFinite(Math.fround(label)) ? undefined : "mse takes finite numbers";
+    if (label === ignoreIndex) return undefined;
+    if (name !== "bce_with_logits") return Number.isFinite(Math.fround(label)) ? undefined : `${name} takes finite numbers`;
     return label >= 0 && label <= 1 ? undefined : "bce_with_logits takes 0 to 1";
   };
 }
