@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from onnx import NodeProto
 
 from federation.errors import MissingPackage
 from federation.manifest import Boundary, Manifest
@@ -28,7 +29,7 @@ from model_export.oracle import StepResult, torch_loss
 from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 from model_export.shapes import run_everything
-from model_export.short_memory import short_memory
+from model_export.short_memory import Head, find_heads, short_memory
 from model_export.source import ModelSource
 from model_export.training import dropout_numbers, dropout_rates, ort_forward_graph
 
@@ -137,16 +138,28 @@ class OnnxOracle:
             if name.removeprefix(VALUE_PREFIX) not in known:
                 return None
             values[name] = _tensor(known[name.removeprefix(VALUE_PREFIX)], real)
+        nodes = with_helpers(graph, [node for layer in suffix for node in layer.nodes])
+        if boundary.head is not None and any(node.op_type == "BatchNormalization" for node in nodes):
+            return None  # which has other statistics in the first steps
         run = TorchRun(values, real, self._masks(seed))
         try:
-            with short_memory(boundary.last_steps):
-                run.run(with_helpers(graph, [node for layer in suffix for node in layer.nodes]))
+            with short_memory(boundary.last_steps, self._heads(boundary, nodes, values, real)):
+                run.run(nodes)
         except NotImplementedError:
             return None
         loss = torch_loss(self._manifest.loss, run.values[graph.output], _tensor(labels, real))
         slopes = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
         gradients = {name: slope.numpy() for name, slope in zip(weights, slopes, strict=True)}
         return StepResult(loss.item(), gradients, {name: v.detach().numpy() for name, v in run.statistics.items()})
+
+    def _heads(
+        self, boundary: Boundary, nodes: Sequence[NodeProto], values: Mapping[str, torch.Tensor], real: torch.dtype
+    ) -> list[Head] | None:
+        """What the first steps of recurrent layers give without dropout, if a device runs them beforehand."""
+        if boundary.head is None or boundary.last_steps is None:
+            return None
+        run = TorchRun(dict(values), real, lambda name, x: x.new_ones(()))
+        return find_heads(lambda _: run.run(nodes), torch.zeros(()), boundary.last_steps)
 
     def _masks(self, seed: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
         """What each dropout multiplies by, from a device's seed."""

@@ -41,7 +41,7 @@ class _Enough(Exception):
     """Everything that was wanted is known."""
 
 
-def find_heads(module: nn.Module, x: Tensor, last_steps: int, count: int | None = None) -> list[Head]:
+def find_heads(module: Callable[[Tensor], object], x: Tensor, last_steps: int, count: int | None = None) -> list[Head]:
     """Run the first steps of each direction's recursion; nothing beyond head number `count`, if that is known."""
     found: list[Head] = []
 

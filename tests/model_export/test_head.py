@@ -183,6 +183,27 @@ def test_verify_knows_heads(reviews, tmp_path):
         assert all(found.largest() < 1e-5 for found in verify_bundle(folder))
 
 
+def test_verify_knows_heads_of_onnx_files(tmp_path):
+    """With dropout in the file: the trained steps have masks, the first ones have none."""
+    torch.onnx.export(
+        Reviews().train(),
+        (torch.zeros(2, WORDS, dtype=torch.int64),),
+        tmp_path / "reviews.onnx",
+        dynamo=False,
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+        input_names=["tokens"],
+        output_names=["logits"],
+        dynamic_axes={"tokens": {0: "N"}, "logits": {0: "N"}},
+    )
+    known = {"vocabulary": 20, "loss": Loss("bce_with_logits")}
+    source = load_source(str(tmp_path / "reviews.onnx"), **known)
+    manifest = export_bundle(source, tmp_path / "b", Choices([f"lstm@{KEPT}"]))
+    assert manifest.boundary(f"lstm@{KEPT}").head is not None and manifest.uses_seed
+    compared = {found.boundary: found for found in verify_bundle(tmp_path / "b")}  # the file itself drops out, always
+    assert compared[f"lstm@{KEPT}"].largest() < 1e-5 and compared["embedding"].largest() < 1e-5
+
+
 def test_a_bundle_from_before_heads_runs_the_first_steps_in_every_step(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle_module, "head_cut", lambda *_: None)
     _, boundary = export(tmp_path / "b", Reviews, f"lstm@{KEPT}")
