@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from bench.textbook import TEXTBOOK
+from federation.inputs import NamedInput
 from federation.manifest import Loss
 from model_export.bundle import Choices, export_bundle, load_graph
 from model_export.quiet import silence
@@ -54,7 +55,7 @@ class Subject:
 
     def source(self) -> ModelSource:
         torch.manual_seed(0)
-        return module_source(self.build(), **self.takes)
+        return module_source(self.build(), **{"input_shape": None, **self.takes})
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,37 @@ def _texts() -> list[Subject]:
         Subject(name, transformer(name, **settings), lm if name.endswith(per_position) else TEXT)
         for name, settings in kinds.items()
     ]
+
+
+def _several() -> list[Subject]:
+    """Models of several inputs: a mask beside the tokens, an encoder and a decoder."""
+    masked = {"inputs": (_tokens("input_ids"), NamedInput("attention_mask", "int64", (8,), 2))}
+    both = {"inputs": (_tokens("input_ids"), _tokens("decoder_input_ids", 6)), "loss": Loss("mse")}
+    seq = {"vocab_size": TOKENS, "d_model": 16, "use_cache": False, "pad_token_id": 0, "decoder_start_token_id": 0}
+    t5 = {**seq, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("ffn_dim", 32))}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 32}
+    bart = {**seq, **sides, **heads, "eos_token_id": 2, "bos_token_id": 1, "forced_eos_token_id": None}
+    lm = {**masked, "loss": Loss("mse")}
+    gpt = {"vocab_size": TOKENS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "use_cache": False}
+    kinds: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("BertForSequenceClassification", SMALL, masked),
+        ("RobertaForSequenceClassification", {**SMALL, "pad_token_id": 1}, masked),
+        ("DebertaV2ForSequenceClassification", SMALL, masked),
+        ("ElectraForTokenClassification", {**SMALL, "embedding_size": 8}, lm),
+        ("GPT2LMHeadModel", gpt, lm),
+        ("LlamaForCausalLM", DECODER, lm),
+        ("Qwen2ForCausalLM", DECODER, lm),
+        ("T5ForConditionalGeneration", t5, both),
+        ("MT5ForConditionalGeneration", t5, both),
+        ("BartForConditionalGeneration", bart, both),
+        ("MarianMTModel", bart, both),
+    ]
+    return [Subject(f"{name}, several inputs", transformer(name, **own), takes) for name, own, takes in kinds]
+
+
+def _tokens(name: str, length: int = 8) -> NamedInput:
+    return NamedInput(name, "int64", (length,), TOKENS)
 
 
 def _images() -> list[Subject]:
@@ -259,7 +291,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a page: its table is replaced")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    subjects = [*_textbook(), *_texts(), *_images()]
+    subjects = [*_textbook(), *_texts(), *_several(), *_images()]
     outcomes = []
     for subject in subjects:
         if not options.names or any(name in subject.name for name in options.names):

@@ -141,6 +141,21 @@ describe("graphs", () => {
     expect(() => checkForwardGraph(moveExternalData(graph, [{ start: 4, stop: 1e9 }]), made, made.layers[1]!)).toThrow("another place");
   });
 
+  test("a borrowed weight is allowed, and found behind the layer's own", () => {
+    const { manifest: made } = demo;
+    const last = made.layers.at(-1)!;
+    const borrower = { ...last, parameters: [last.parameters[1]!], borrowed: [last.parameters[0]!.name] };
+    const graph = demo.file(last.forward.name);
+    const parameters = [...borrower.parameters, last.parameters[0]!];
+    const start = weightsHeader(made.space).length;
+    const parts = parameters.map(({ name }) => made.space.sliceOf(name)).map(({ start: from, stop }) => ({ start: start + 4 * from, stop: start + 4 * stop }));
+    checkForwardGraph(graph, { ...made, space: made.space, parametersOf: () => parameters } as unknown as Manifest, borrower);
+    const moved = new Map(readGraph(moveExternalData(graph, parts)).tensors.map(({ name, external }) => [name, external?.get("offset")]));
+    expect(moved.get(parameters[0]!.name)).toBe("0");
+    expect(moved.get(parameters[1]!.name)).toBe(String(4 * product(parameters[0]!.shape)));
+    expect(() => moveExternalData(graph, parts.slice(1))).toThrow("data that it does not use");
+  });
+
   test("any bytes are read or refused", () => {
     const whole = demo.file(boundary.train!.name);
     for (let at = 0; at < whole.length; at += 7) {
