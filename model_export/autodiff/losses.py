@@ -141,7 +141,8 @@ def _mean(
     if loss.ignore_index is None:
         with context.emitter.scope("forward/loss"):
             value = context.op("ReduceMean", each, keepdims=0)
-        total: str | float = context.count(predictions, range(context.rank(predictions)))
+        with context.emitter.scope("backward/loss"):
+            total: str | float = context.count(predictions, range(context.rank(predictions)))
     else:
         with context.emitter.scope("forward/loss"):
             counted, total = _counted(context, loss, labels)
