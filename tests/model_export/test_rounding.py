@@ -56,17 +56,29 @@ class Judge:
     ],
 )
 def test_an_error_is_what_rounding_does_not_explain(own: float, found: float, passes: bool) -> None:
-    samples: Any = [SimpleNamespace(x=None, labels=None, seed=1)] * 10
+    samples: Any = [SimpleNamespace(x=None, labels=None, seed=1, entering=lambda layer: None)] * 10
     result = _compare_boundary(
-        SimpleNamespace(name="b"), "portable", lambda *_: step(found, 2), Judge(own), np.zeros(1), samples, TOLERANCE
+        SimpleNamespace(name="b", layer=0),
+        "portable",
+        lambda *_: step(found, 2),
+        Judge(own),
+        np.zeros(1),
+        samples,
+        TOLERANCE,
     )
     assert (result.largest() <= TOLERANCE) is passes
 
 
 def test_without_float64_the_tolerance_alone_counts() -> None:
-    samples: Any = [SimpleNamespace(x=None, labels=None, seed=1)] * 10
+    samples: Any = [SimpleNamespace(x=None, labels=None, seed=1, entering=lambda layer: None)] * 10
     result = _compare_boundary(
-        SimpleNamespace(name="b"), "portable", lambda *_: step(4e-4, 2), Judge(4e-4, False), np.zeros(1), samples, 1e-4
+        SimpleNamespace(name="b", layer=0),
+        "portable",
+        lambda *_: step(4e-4, 2),
+        Judge(4e-4, False),
+        np.zeros(1),
+        samples,
+        1e-4,
     )
     assert result.largest() > TOLERANCE
 
