@@ -254,7 +254,7 @@ def forward_plan(
     """
     if not asked and PLENTY * needed <= room:
         room, profile = needed, "fast" if profile == "auto" else profile
-    weights = [FLOAT_BYTES * sum(p.size for p in manifest.parameters_of(one)) for one in manifest.frozen(boundary)]
+    weights = [FLOAT_BYTES * manifest.elements_of(layer) for layer in manifest.frozen(boundary)]
     check_profile(profile)
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
     pieces = (*manifest.layers, *manifest.frozen(boundary))

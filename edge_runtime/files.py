@@ -7,6 +7,7 @@ change of the folder. After a crash there is the old file or the new one, whole.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +41,15 @@ def replacing(path: Path, *, durable: bool = True, mode: int = 0o666, draft: Pat
         raise
     if durable:
         flush_folder(path.parent)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name; where that is not possible, copy it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def make_folder(folder: Path) -> None:

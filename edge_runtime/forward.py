@@ -44,13 +44,14 @@ class ForwardPlan:
 def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profile: str) -> list[range]:
     """Group consecutive layers that are loaded together: as many as the memory allows, at least one.
 
-    A layer counts with its weights; `fast` holds them twice (as they came, and packed for the processor).
+    A layer counts with its weights, trained or stored; `fast` holds them twice (as they came, and packed for the
+    processor).
     """
     factor = 2 if profile == "fast" else 1
     found: list[range] = []
     used = 0
     for layer in range(start, stop):
-        size = factor * FLOAT_BYTES * sum(p.size for p in manifest.parameters_of(manifest.layers[layer]))
+        size = factor * FLOAT_BYTES * manifest.elements_of(manifest.layers[layer])
         if found and (memory is None or used + size <= memory):
             found[-1] = range(found[-1].start, layer + 1)
             used += size

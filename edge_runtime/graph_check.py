@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from edge_runtime.onnx_file import MOST_BYTES, Node, OnnxGraph, Shape, Tensor, Value, read_model, refuse
-from federation.manifest import Boundary, Layer, Manifest, TensorSpec
+from federation.manifest import Boundary, FileRef, Layer, Manifest, TensorSpec
 from federation.space import Parameter
 from federation.weights import header
 
@@ -57,7 +57,7 @@ def check_training_graph(path: Path, manifest: Manifest, boundary: Boundary) -> 
     expected: dict[str, Shape] = {"loss": (), "predictions": (None, *manifest.output.shape)}
     expected |= {name: p.shape for name, p in results.items()}
     _check_outputs(graph, expected)
-    _check_nothing_outside(graph)
+    _check_nothing_outside(graph, stored=manifest.stored)
     carried = _carried(graph, {"input": BATCH | RAW, "labels": LABELS})
     _check_gradients(carried, {name for name, p in results.items() if p.kind == "weight"})
     _check_sums(carried, results)
@@ -92,9 +92,10 @@ def check_forward_graph(path: Path, manifest: Manifest, layer: Layer) -> None:
         p.name: (p.shape, start + 4 * space.slice_of(p.name).start, 4 * p.size) for p in manifest.parameters_of(layer)
     }
     for tensor in graph.tensors:
-        if tensor.external is not None and not _is_own(tensor, own.get(tensor.name), manifest.weights.name):
+        known = _is_stored(tensor, manifest.stored) or _is_own(tensor, own.get(tensor.name), manifest.weights.name)
+        if tensor.external is not None and not known:
             refuse(f"{tensor.name[:80]!r} takes its values from another place than its own in the weights file")
-    _check_nothing_outside(graph, besides=set(own))
+    _check_nothing_outside(graph, besides=set(own), stored=manifest.stored)
     _carried(graph, {"input": BATCH})
 
 
@@ -162,10 +163,21 @@ def _is_own(tensor: Tensor, place: tuple[Shape, int, int] | None, weights: str) 
     return tensor.external == {"location": weights, "offset": str(place[1]), "length": str(place[2])}
 
 
-def _check_nothing_outside(graph: OnnxGraph, besides: Iterable[str] = ()) -> None:
+def _is_stored(tensor: Tensor, stored: FileRef | None) -> bool:
+    """Whether a tensor lies inside the file of frozen weights."""
+    place = tensor.external
+    if stored is None or place is None or set(place) != {"location", "offset", "length"}:
+        return False
+    numbers = [place["offset"], place["length"]]
+    if place["location"] != stored.name or not all(text.isdecimal() and len(text) < 16 for text in numbers):
+        return False
+    return sum(map(int, numbers)) <= stored.bytes
+
+
+def _check_nothing_outside(graph: OnnxGraph, besides: Iterable[str] = (), stored: FileRef | None = None) -> None:
     held = [tensor for node in _all_nodes(graph) for inner in node.graphs for tensor in inner.tensors]
     held += [tensor for node in _all_nodes(graph) for tensor in node.tensors]
-    held += [tensor for tensor in graph.tensors if tensor.name not in set(besides)]
+    held += [t for t in graph.tensors if t.name not in set(besides) and not _is_stored(t, stored)]
     for tensor in held:
         if tensor.external is not None:
             refuse(f"{tensor.name[:80]!r} takes its values from another file")

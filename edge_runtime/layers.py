@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_runtime.files import link_file
 from federation.errors import BundleError
 from federation.manifest import Boundary, Layer, Manifest
 from federation.space import Vector
@@ -57,8 +58,8 @@ class BundleSource:
         return self._checked(head_of(boundary))
 
     def _checked(self, layer: Layer) -> Path:
-        graph, weights = layer.forward, self.manifest.weights
-        for file in (graph, weights):
+        graph, weights, frozen = layer.forward, self.manifest.weights, self.manifest.stored
+        for file in (graph, weights, *([frozen] if frozen else [])):
             path = self.directory / file.name
             if not path.is_file() or path.stat().st_size != file.bytes:
                 raise BundleError(f"{path} is missing or not {file.bytes} bytes long; export the bundle again")
@@ -79,6 +80,8 @@ class TrainedSource:
         self.lineage = self.version = "trained"
         self._bundle = directory
         self._work = work
+        if manifest.stored is not None and not (work / manifest.stored.name).exists():
+            link_file(directory / manifest.stored.name, work / manifest.stored.name)
         with (work / manifest.weights.name).open("wb") as file:
             file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
             file.write(np.ascontiguousarray(weights, "<f4").data)

@@ -7,8 +7,6 @@ at which the graphs look for them. A layer that is discarded becomes a hole agai
 from __future__ import annotations
 
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import numpy as np
 from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
 from edge_runtime.engine.ort_training import TRAINING_MODEL
+from edge_runtime.files import link_file
 from edge_runtime.graph_check import check_forward_graph, check_ort_training_graph, check_training_graph
 from edge_runtime.layers import head_of
 from edge_runtime.system import HERE
@@ -72,15 +71,13 @@ class RemoteBundle:
                 self._room(ref.bytes)
                 self.client.save_graph(ref.sha256, known, ref.bytes)
             path.unlink(missing_ok=True)
-            try:
-                os.link(known, path)
-            except OSError:
-                shutil.copyfile(known, path)
+            link_file(known, path)
             self._sound.add(ref.sha256)
         return path
 
     def training_files(self, boundary: Boundary, engine: str) -> None:
         """Fetch everything that an engine needs for a boundary; refuse a graph that does other things than training."""
+        self._frozen_file()
         check = check_ort_training_graph if engine == "ort-training" else check_training_graph
         for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
             path = self.file(ref)
@@ -90,11 +87,17 @@ class RemoteBundle:
 
     def layer_file(self, layer: Layer) -> Path:
         """Fetch the graph of a frozen layer, checked in the same way."""
+        self._frozen_file()
         path = self.file(layer.forward)
         if layer.forward.sha256 not in self._harmless:
             check_forward_graph(path, self.manifest, layer)
             self._harmless.add(layer.forward.sha256)
         return path
+
+    def _frozen_file(self) -> None:
+        """Fetch the weights that no device trains, which lie beside the graphs."""
+        if self.manifest.stored is not None:
+            self.file(self.manifest.stored)
 
     def weights(self, offer: TaskOffer, where: slice) -> Vector:
         """Map a range of the weights of a task's version."""

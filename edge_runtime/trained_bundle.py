@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.bundle_files import file_ref
-from edge_runtime.files import disk_errors, flush
+from edge_runtime.files import disk_errors, flush, link_file
 from federation.errors import InputError
 from federation.manifest import MANIFEST_NAME, Manifest, dumps
 from federation.space import Vector
@@ -35,7 +34,7 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
             draft.mkdir()
             for kept in manifest.files():
                 if kept != manifest.weights:
-                    _link(directory / kept.name, draft / kept.name)
+                    link_file(directory / kept.name, draft / kept.name)
             weights = draft / manifest.weights.name
             shutil.copyfile(directory / manifest.weights.name, weights)
             with weights.open("r+b") as file:
@@ -48,12 +47,3 @@ def write_trained(directory: Path, manifest: Manifest, first_layer: int, trained
                 out.rmdir()
             draft.rename(out)
     return new
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a graph, which never changes, a second name; where that is not possible, copy it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

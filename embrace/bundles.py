@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.signing import read_key, read_signer, sign_bundle
-from embrace.errors import InputError, VerificationError
+from embrace.errors import BundleError, InputError, VerificationError
 from federation.capacity import capacity, forward_macs, predicted_memory, predicted_peak, training_macs
 from federation.inputs import NamedInput
-from federation.manifest import Boundary, Layer, Loss, LossName, Manifest
+from federation.manifest import Boundary, Layer, Lora, Loss, LossName, Manifest, Storage
 from federation.preprocessing import PLAIN, Preprocessing
 from federation.signature import SigningKey
 
@@ -232,6 +232,11 @@ def export(
     std: Sequence[float] = (),
     output: str | None = None,
     new_head: int | None = None,
+    lora: int | None = None,
+    lora_layers: str | None = None,
+    lora_alpha: float | None = None,
+    lora_full: str | None = None,
+    frozen: Storage | None = None,
     batch: int | None = None,
     seed: int = 0,
     sign: str | Path | None = None,
@@ -251,6 +256,11 @@ def export(
 
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
     `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.
+
+    `lora` is the rank of adapters that are trained in the place of the weights: on the layers that `lora_layers` names
+    ("*.q_proj,*.v_proj"; default: every linear one), scaled by `lora_alpha` / rank (default: the rank, so 1). Layers
+    that `lora_full` names are trained themselves. `frozen` stores what is not trained as "float32", "float16", "int8"
+    or "int4", in one file that all graphs read.
 
     >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
     >>> bundle.tiers
@@ -278,6 +288,8 @@ def export(
         preprocessing=Preprocessing(scale, tuple(mean), tuple(std)),
         output=output,
         new_head=new_head,
+        lora=parse_lora(lora, lora_layers, lora_alpha, lora_full),
+        frozen=frozen,
     )
     choices = Choices(split, tiers, engines, widths)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
@@ -325,6 +337,8 @@ def open_source(
     output: str | None = None,
     new_head: int | None = None,
     inputs: Sequence[NamedInput] | None = None,
+    lora: Lora | None = None,
+    frozen: str | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
@@ -356,6 +370,11 @@ def open_source(
             f"new head of {new_head}: expected an ONNX file and a number of classes from 1 to {MOST_CLASSES:,}; of a "
             "PyTorch model change the last layer before it is exported"
         )
+    if frozen is not None and frozen not in get_args(Storage):
+        raise InputError(f"frozen: expected {', '.join(get_args(Storage))}, got {frozen!r}")
+    if frozen is not None and lora is None and source.origin.kind == "onnx":
+        raise InputError("frozen: an ONNX file does not say which weights are frozen; give a rank of adapters, too")
+    storage = frozen or ("float32" if lora is not None else None)
     given: dict[str, Any] = {
         "label_smoothing": label_smoothing,
         "ignore_index": ignore_index,
@@ -371,11 +390,30 @@ def open_source(
         classes = load_classes(str(classes), label)
     return replace(
         source,
-        origin=replace(source.origin, output=output, new_head=new_head, seed=seed),
+        origin=replace(
+            source.origin,
+            output=output,
+            new_head=new_head,
+            seed=seed,
+            lora=lora,
+            storage=storage,  # type: ignore[arg-type]
+        ),
         loss=replace(source.loss, **changes),
         classes=None if classes is None else tuple(map(str, classes)),
         preprocessing=None if preprocessing == PLAIN else preprocessing,
     )
+
+
+def parse_lora(rank: int | None, layers: str | None, alpha: float | None, full: str | None) -> Lora | None:
+    """Return the adapters that are asked for; their patterns mean nothing without a rank."""
+    if rank is None:
+        if layers is not None or alpha is not None or full is not None:
+            raise InputError("lora: say the rank of the adapters, too, such as 8")
+        return None
+    try:
+        return Lora(rank, float(rank) if alpha is None else alpha, layers, full)
+    except BundleError as error:
+        raise InputError(str(error)) from None
 
 
 def describe_layer(layer: Layer) -> dict[str, Any]:

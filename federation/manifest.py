@@ -24,6 +24,7 @@ from federation.space import Kind, Parameter, ParameterSpace
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.safetensors"
+FROZEN_NAME = "frozen.safetensors"
 MOST_BATCHES = 64  # at which the memory of a boundary is predicted
 MAX_MANIFEST_BYTES = 16 << 20  # a network of a thousand layers needs about one megabyte
 LONGEST_CLASS = 200  # characters of a class's name
@@ -33,6 +34,8 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,119}"
 _FILE_NAME = re.compile(rf"(?:{_PART}/){{0,2}}{_PART}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
+Storage = Literal["float32", "float16", "int8", "int4"]  # of frozen weights
+MOST_RANK = 4096
 LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine"]
 CLASSIFYING = ("cross_entropy", "focal")  # labels are class numbers
 
@@ -96,6 +99,26 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters that are trained in the place of the weights: W + (alpha / rank)·B·A."""
+
+    rank: int
+    alpha: float
+    layers: str | None = None  # patterns of the layers that have them; None: all linear ones
+    full: str | None = None  # patterns of layers that are trained themselves, such as a new head
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= MOST_RANK:
+            raise BundleError(f"lora: expected a rank from 1 to {MOST_RANK}, got {self.rank}")
+        if not 0 < self.alpha < 1e6:
+            raise BundleError(f"lora: expected an alpha above 0, got {self.alpha}")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
 class Source:
     """Where the model came from, so that `embrace verify` can build it again."""
 
@@ -104,6 +127,8 @@ class Source:
     seed: int = 0
     output: str | None = field(default=None, metadata=ABSENT)  # which of several outputs is trained
     new_head: int | None = field(default=None, metadata=ABSENT)  # classes of a last layer that replaces the file's
+    lora: Lora | None = field(default=None, metadata=ABSENT)  # adapters that the exporter put in
+    storage: Storage | None = field(default=None, metadata=ABSENT)  # of the large frozen weights; None: in the graphs
 
 
 @dataclass(frozen=True)
@@ -122,6 +147,8 @@ class Layer:
     borrowed: tuple[str, ...] | None = field(default=None, metadata=ABSENT)
     # The tensors that its output is a row of, where several cross: type and shape for one sample, batch first.
     packed: tuple[TensorSpec, ...] | None = field(default=None, metadata=ABSENT)
+    # Elements of stored weights that its graph reads, which no device trains.
+    stored: int | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(frozen=True)
@@ -196,6 +223,7 @@ class Manifest:
     preprocessing: Preprocessing | None = field(default=None, metadata=ABSENT)
     # What a model of several inputs takes; `input` is then the row of all of them.
     inputs: tuple[NamedInput, ...] | None = field(default=None, metadata=ABSENT)
+    stored: FileRef | None = field(default=None, metadata=ABSENT)  # weights that no device trains, for all graphs
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -343,9 +371,14 @@ class Manifest:
         pairs = zip((p for layer in self.layers for p in layer.parameters), (s for own in narrow for s in own))
         return sum(math.prod(shape) for parameter, shape in pairs if parameter.kind == kind)
 
+    def elements_of(self, layer: Layer) -> int:
+        """Count the weights and statistics that running a layer takes, those of the file of frozen weights included."""
+        return sum(p.size for p in self.parameters_of(layer)) + (layer.stored or 0)
+
     def files(self) -> list[FileRef]:
         """List every file of the bundle but the manifest itself."""
         found = [self.weights, *(layer.forward for layer in self.layers)]
+        found += [self.stored] if self.stored else []
         for boundary in self.boundaries:
             found += [boundary.train] if boundary.train else []
             found += boundary.ort_training

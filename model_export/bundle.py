@@ -38,10 +38,12 @@ from model_export.capacity import RECURRENT_VALUES, layer_activations, layer_mac
 from model_export.capture import EXPORTERS, REMEDY, Captured, Exporter, cause
 from model_export.crossing import sample_shape
 from model_export.errors import ExportError
+from model_export.frozen import freeze, stored_elements, write_frozen
 from model_export.graph import Graph, serialise
 from model_export.head import HeadCut
 from model_export.layers import LayerGraph, find_layer, split_layers
 from model_export.lifetimes import step_memory
+from model_export.lora import adapt_graph
 from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
@@ -129,12 +131,17 @@ def _normalised(captured: Captured, sample: Callable[[int], np.ndarray]) -> Grap
     graph = normalise(captured.model, captured.trainable, sample, has_rule, vectors, captured.from_torch)
     graph.fixed_rows = captured.fixed_rows
     graph.power_iterations = captured.power_iterations
+    graph.untrained = captured.untrained
     return graph
 
 
 def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
     """Capture a model and cut it into layers."""
     graph = usable_graph(source.capture, source.sample)
+    lora, storage, frozen = source.origin.lora, source.origin.storage, graph.untrained
+    if lora is not None:
+        frozen = adapt_graph(graph, source.adapters(graph), lora, source.origin.seed)
+    freeze(graph, frozen, storage)
     return graph, split_layers(graph)
 
 
@@ -146,6 +153,8 @@ def export_bundle(
 ) -> Manifest:
     """Write the bundle of a model to a directory that must be absent or empty."""
     choices = choices or Choices()
+    if choices.widths and (source.origin.lora or source.origin.storage):
+        raise InputError("narrow models have no adapters and no stored weights; give --widths, or --lora and --frozen")
     out = out.resolve()
     _check_target(out)
     progress("capturing the model", 0, 1)
@@ -212,7 +221,7 @@ def _write(
     labels = labels_spec(source.loss, output)
     space = ParameterSpace([layer.parameters for layer in layers])
     write_weights(directory / WEIGHTS_NAME, space, space.flatten(graph.parameters()))
-    where = places(space)
+    frozen, where = write_frozen(directory, graph), places(space)
     described = []
     for index, layer in enumerate(layers):
         name = f"forward.{_file_stem(index, layer.name)}.onnx"
@@ -237,6 +246,7 @@ def _write(
         classes=source.classes,
         preprocessing=source.preprocessing,
         inputs=source.inputs,
+        stored=frozen,
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -285,6 +295,7 @@ def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:
         forward=forward,
         borrowed=tuple(p.name for p in layer.borrowed) or None,
         packed=None if layer.output in layer.leaving else tuple(_part_spec(graph, name) for name in layer.leaving),
+        stored=stored_elements(graph, layer) if graph.stored else None,
     )
 
 
@@ -317,7 +328,7 @@ def choose_cuts(
     if choices.splits:
         cuts |= {_parse_split(layers, text) for text in choices.splits}
     elif choices.tiers is None:
-        cuts |= {Cut(index) for index in range(len(layers))}
+        cuts |= {Cut(index) for index, layer in enumerate(layers) if layer.parameters or not index}
     return sorted(cuts, key=lambda cut: (cut.layer, -(cut.last_steps or 1 << 30))), tiers
 
 
@@ -365,7 +376,11 @@ def _write_boundary(
         model = training_graph(graph, suffix, source.loss, boundary.last_steps, cut)
         (directory / name).write_bytes(serialise(model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
-        boundary = replace(boundary, train=file_ref(directory, name), step_memory=step_memory(model), head=head)
+        seen = model
+        if graph.stored:
+            seen = training_graph(graph, suffix, source.loss, boundary.last_steps, cut, alone=True)
+        memory = step_memory(seen, graph.stored)
+        boundary = replace(boundary, train=file_ref(directory, name), step_memory=memory, head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")
         boundary = replace(boundary, ort_training=refs)
@@ -411,6 +426,8 @@ def _write_ort(
         return (), ["ort-training: it would train the padding row of an embedding"]
     if any(p.name == item.u for item in graph.power_iterations for layer in suffix for p in layer.parameters):
         return (), ["ort-training: it would not move the vectors of spectral norm"]
+    if graph.stored:
+        return (), ["ort-training: it would hold the frozen weights of the file in memory"]
     forward = ort_forward_graph(graph, suffix)
     reasons = unsupported(forward, source.loss)
     if reasons:

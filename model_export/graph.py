@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from federation.manifest import FROZEN_NAME
+
 if TYPE_CHECKING:
     from model_export.power_iteration import PowerIteration
 
@@ -46,6 +48,10 @@ class Graph:
     fixed_rows: dict[str, int] = field(default_factory=dict)
     # Spectral norms: their vectors are statistics that a step moves before it uses them.
     power_iterations: Sequence[PowerIteration] = ()
+    # Parameters that the model itself does not train; constants that lie in the file of frozen weights, and where.
+    untrained: Sequence[str] = ()
+    stored: set[str] = field(default_factory=set)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     # Integer vectors that are `slope * batch + offset`: what remains of shape arithmetic.
     batch_values: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     # Values that no device can store sample by sample: with a multiple of the batch as a dimension, or huge integers.
@@ -191,15 +197,29 @@ def make_model(
     constants: Mapping[str, np.ndarray],
     opset: int,
     external: Sequence[TensorProto] = (),
+    places: Mapping[str, tuple[int, int]] | None = None,
 ) -> onnx.ModelProto:
-    """A checked model with only the constants that its nodes use."""
+    """A model with only the constants that its nodes use; `places` says which lie in the file of frozen weights."""
     nodes = needed_nodes(nodes, [value.name for value in outputs])
     used = {item for node in nodes for item in inputs_with_subgraphs(node)}
-    held = [numpy_helper.from_array(array, key) for key, array in constants.items() if key in used]
+    held = [
+        stored_tensor(key, array, *places[key]) if places and key in places else numpy_helper.from_array(array, key)
+        for key, array in constants.items()
+        if key in used
+    ]
     graph = helper.make_graph(nodes, name, inputs, outputs, initializer=[*held, *external])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], producer_name=PRODUCER)
     model.ir_version = IR_VERSION[opset]
     return model
+
+
+def stored_tensor(name: str, array: np.ndarray, offset: int, length: int) -> TensorProto:
+    """Describe an initialiser whose bytes lie in the file of frozen weights."""
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", FROZEN_NAME), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 def serialise(model: onnx.ModelProto) -> bytes:

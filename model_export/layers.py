@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 
@@ -62,6 +62,7 @@ class _Flow:
     uses: list[list[str]]  # parameters, in order of use
     crossing: list[tuple[str, ...]]  # data, in order of appearance
     storable: list[bool]  # whether a device can store what crosses
+    fixed: list[bool]  # whether a node multiplies by weights that are not trained
 
     def is_weighted(self, position: int) -> bool:
         return self.nodes[position].op_type in WEIGHTED and bool(self.uses[position])
@@ -172,7 +173,8 @@ def _flow(graph: Graph) -> _Flow:
         live = {name: None for name in live if last_use.get(name, -1) > position}
         crossing.append(tuple(name for name in live if name in data))
         storable.append(len(crossing[-1]) == len(live) and all(can_travel(graph, name) for name in live))
-    return _Flow(graph, nodes, uses, crossing, storable)
+    fixed = [node.op_type in WEIGHTED and _constant_weights(graph, node, data, behind) for node in nodes]
+    return _Flow(graph, nodes, uses, crossing, storable, fixed)
 
 
 def _parts(flow: _Flow) -> list[range]:
@@ -249,14 +251,15 @@ def _layers_between(flow: _Flow, cuts: set[int]) -> list[range]:
 
 def _segment(flow: _Flow, part: range) -> _Segment:
     nodes = flow.nodes[part.start : part.stop]
+    fixed, stored = any(flow.fixed[part.start : part.stop]), bool(flow.graph.stored)
     return _Segment(
         part=part,
         size=flow.row_size(part.start - 1) if part.start else 0,
         plain=not part.start or flow.is_plain(part.start - 1),
         parameters=list(dict.fromkeys(p for used in flow.uses[part.start : part.stop] for p in used)),
-        weighted=bool(flow.weighted(part)),
+        weighted=bool(flow.weighted(part)) or (stored and fixed),  # devices run stored weights piece by piece, too
         dropout=any(node.op_type in SEEDED for node in nodes),
-        frozen=any(node.op_type in WEIGHTED and _constant_weights(flow.graph, node) for node in nodes),
+        frozen=fixed and not stored,
     )
 
 
@@ -282,8 +285,11 @@ def _last_frozen(segments: list[_Segment]) -> int | None:
     return max((index for index in range(first) if segments[index].frozen), default=None)
 
 
-def _constant_weights(graph: Graph, node: NodeProto) -> bool:
-    return any(graph.dtypes[n].kind == "f" and graph.constants[n].ndim > 1 for n in node.input if n in graph.constants)
+def _constant_weights(graph: Graph, node: NodeProto, data: set[str], behind: Mapping[str, list[str]]) -> bool:
+    """Whether a node has a matrix that follows from constants alone: of real numbers, or stored in bytes."""
+    fixed = [name for name in node.input if name and name not in data and not behind.get(name)]
+    matrices = [name for name in fixed if len(graph.shapes[name]) > 1]
+    return any(graph.dtypes[name].kind == "f" or graph.dtypes[name].itemsize == 1 for name in matrices)
 
 
 def _best_cut(segments: list[_Segment], first: int, last: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,13 +54,13 @@ class _Size:
         return self.item * max(0, low + (high - low) * (batch - _SIZED_AT[0]))
 
 
-def step_memory(model: onnx.ModelProto) -> tuple[tuple[int, int], ...]:
-    """Predict (batch, bytes) for some batch sizes.
+def step_memory(model: onnx.ModelProto, stored: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
+    """Predict (batch, bytes) for some batch sizes; `stored` constants will lie in a mapped file.
 
     Parameters, gradients, momentum and the batch itself are not in it: they are the caller's, outside the graph.
     """
     sizes = _sizes(model)
-    constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer)
+    constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer if t.name not in stored)
     fixed = SESSION_BYTES + NODE_BYTES * len(model.graph.node) + int(CONSTANT_COPIES * constants)
     return tuple((batch, fixed + int((1 + SCRATCH) * _touched(model, sizes, batch))) for batch in BATCHES)
 

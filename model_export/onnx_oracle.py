@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from onnx import NodeProto
+from onnx import NodeProto, numpy_helper
 
 from federation.errors import MissingPackage
 from federation.manifest import Boundary, Manifest
@@ -43,9 +43,13 @@ def _tensor(value: np.ndarray, real: torch.dtype) -> torch.Tensor:
 class OnnxOracle:
     """Knows every layer's output, and gradients as far as PyTorch or onnxruntime-training has them."""
 
-    def __init__(self, source: ModelSource, manifest: Manifest) -> None:
+    def __init__(self, source: ModelSource, manifest: Manifest, frozen: Mapping[str, np.ndarray] | None = None) -> None:
+        """`frozen` has the weights that no device trains, as the bundle stores them."""
         self._manifest = manifest
         self._model = to_supported_opset(source.capture().model)
+        for item in self._model.graph.initializer:
+            if frozen and item.name in frozen:
+                item.CopyFrom(numpy_helper.from_array(frozen[item.name], item.name))
         make_batch_dynamic(self._model)
         graph, layers = load_graph(source)
         self._graph = graph

@@ -81,8 +81,16 @@ class Oracle(Protocol):
 class TorchOracle:
     """The PyTorch module itself, in eager mode."""
 
-    def __init__(self, source: ModelSource, manifest: Manifest, vector: np.ndarray) -> None:
-        self.module = source.module()
+    def __init__(
+        self,
+        source: ModelSource,
+        manifest: Manifest,
+        vector: np.ndarray,
+        frozen: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """`frozen` has the weights that no device trains, as the bundle stores them."""
+        self._frozen = frozen or {}
+        self.module = load_values(source.module(), self._frozen)
         self._modes = training_modes(self.module)
         self._source = source
         self.manifest = manifest
@@ -98,7 +106,7 @@ class TorchOracle:
 
     @cached_property
     def _precise(self) -> nn.Module:
-        return self._source.module().double()
+        return load_values(self._source.module(), self._frozen).double()
 
     def calm(self, boundary: Boundary, vector: np.ndarray) -> np.ndarray:
         """Normalisation with a spread of 1 around 3: halfway between the kinks of ReLU and ReLU6."""
@@ -210,6 +218,14 @@ class TorchOracle:
                     np.zeros(parameter.shape, np.float32) if gradient is None else gradient.numpy().copy()
                 )
         return StepResult(value.item(), gradients, statistics)
+
+
+def load_values(module: nn.Module, values: Mapping[str, np.ndarray]) -> nn.Module:
+    """Give a module's parameters other values, by name."""
+    state = module.state_dict()
+    for name, value in values.items():
+        state[name].copy_(torch.from_numpy(value.copy()))
+    return module
 
 
 def _refuse_forgotten(weights: Mapping[str, torch.Tensor], manifest: Manifest) -> None:

@@ -26,7 +26,9 @@ from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
 from model_export.constant_weights import lift_constant_weights
 from model_export.control_flow import write_out
 from model_export.errors import ExportError
+from model_export.graph import Graph
 from model_export.inputs import sample_row, take_row
+from model_export.lora import Target, adapt_module, choose, graph_targets, module_targets
 from model_export.modes import set_modes
 from model_export.new_head import replace_head
 from model_export.normalise import make_batch_dynamic, to_supported_opset
@@ -66,7 +68,12 @@ class ModelSource:
         return array
 
     def module(self) -> nn.Module:
-        """The PyTorch module, with the weights its seed gives."""
+        """The PyTorch module, with the weights its seed gives, and adapters if there are to be any."""
+        module = self.plain_module()
+        return module if self.origin.lora is None else adapt_module(module, self.origin.lora)
+
+    def plain_module(self) -> nn.Module:
+        """The PyTorch module as its factory makes it."""
         if self.build is None:
             raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
         torch.manual_seed(self.origin.seed)
@@ -82,7 +89,19 @@ class ModelSource:
         """The forward graph, by the first of these exporters of PyTorch that can."""
         if self.build is None:
             return capture_onnx(self.origin, self.sample, self.inputs)
-        return capture_torch(self.module(), torch.from_numpy(self.sample(2)), exporters)
+        module, sample = self.plain_module(), torch.from_numpy(self.sample(2))
+        if self.origin.lora is None and self.origin.storage is None:
+            return capture_torch(module, sample, exporters)
+        # Everything is captured as a parameter, under its own name, and frozen afterwards.
+        untrained = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        captured = capture_torch(module.requires_grad_(True), sample, exporters)
+        return replace(captured, untrained=[name for name in untrained if name in set(captured.trainable)])
+
+    def adapters(self, graph: Graph) -> dict[str, Target]:
+        """The layers that get adapters."""
+        assert self.origin.lora is not None
+        targets = graph_targets(graph) if self.build is None else module_targets(self.plain_module())
+        return choose(targets, self.origin.lora)
 
 
 def load_source(

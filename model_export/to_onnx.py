@@ -16,7 +16,9 @@ from federation.manifest import Manifest
 from federation.preprocessing import PLAIN
 from federation.space import Vector
 from model_export.errors import ExportError
+from model_export.frozen import read_frozen, restore
 from model_export.graph import PRODUCER, serialise
+from model_export.lora import A, B, merge_adapters
 
 MOST_BYTES = 2**31 - 2**20  # what fits into one protobuf message
 
@@ -30,12 +32,16 @@ def write_onnx(directory: Path, path: Path) -> None:
     if manifest.weights.bytes > MOST_BYTES:
         raise ExportError(f"{manifest.weights.bytes} bytes of weights do not fit into one ONNX file; use the bundle")
     values = manifest.space.views(np.array(map_weights(directory / manifest.weights.name, manifest.space)))
+    frozen = read_frozen(directory, manifest)
     nodes, constants, entering = [], [], "input"
     first = last = None
     held: set[str] = set()
     for number, layer in enumerate(manifest.layers):
         model = onnx.load(directory / layer.forward.name, load_external_data=False)
         graph = model.graph
+        restore(graph, frozen)
+        if manifest.source.lora is not None:
+            merge_adapters(graph, values, manifest.source.lora)
         leaving = "output" if number == len(manifest.layers) - 1 else f"{layer.name}/output"
         names = {"input": entering, "output": leaving}
 
@@ -95,7 +101,24 @@ def _rename(node: onnx.NodeProto, renamed: object) -> None:
 
 
 def write_state_dict(directory: Path, path: Path) -> None:
-    """Parameters and statistics by their names in the module: `module.load_state_dict(torch.load(path))`."""
+    """Parameters and statistics by their names in the module: `module.load_state_dict(torch.load(path))`.
+
+    Adapters are added to the weights that they belong to.
+    """
     manifest: Manifest = read_manifest(directory)
     vector: Vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
-    torch.save({name: torch.from_numpy(value.copy()) for name, value in manifest.space.views(vector).items()}, path)
+    values = _whole(directory, manifest, dict(manifest.space.views(vector)))
+    torch.save({name: torch.from_numpy(value.copy()) for name, value in values.items()}, path)
+
+
+def _whole(directory: Path, manifest: Manifest, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the weights of the model itself: stored ones, too, and those that adapters were added to."""
+    frozen, lora = read_frozen(directory, manifest), manifest.source.lora
+    if lora is None:
+        return {**values, **frozen}
+    found = {**{name: value for name, value in values.items() if not name.endswith((f".{A}", f".{B}"))}, **frozen}
+    for layer in manifest.layers:
+        graph = onnx.load(directory / layer.forward.name, load_external_data=False).graph
+        restore(graph, frozen)
+        found |= merge_adapters(graph, values, lora)
+    return found

@@ -23,6 +23,7 @@ from model_export.autodiff.rules.dropout import (
 )
 from model_export.autodiff.rules.recurrent import GATES
 from model_export.crossing import pack_nodes, unpack_nodes
+from model_export.frozen import remake_frozen, without_double_transposes
 from model_export.graph import (
     Emitter,
     Graph,
@@ -73,8 +74,13 @@ def training_graph(
     loss: Loss,
     last_steps: int | None = None,
     cut: HeadCut | None = None,
+    *,
+    alone: bool = False,
 ) -> onnx.ModelProto:
-    """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head."""
+    """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head.
+
+    `alone`: with stored weights inside, for a look at its values before their file is there.
+    """
     source = layers[0].input
     nodes = _suffix_nodes(graph, layers)
     parameters = [p for layer in layers for p in layer.parameters]
@@ -101,6 +107,7 @@ def training_graph(
     own = {p.name for p in parameters}
     moved = write_power_iterations(context, [item for item in graph.power_iterations if item.u in own])
     write_forward(context, nodes)
+    remake_frozen(context, graph, nodes)
     value, seed = write_loss(context, loss, graph.output)
     gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
 
@@ -117,7 +124,10 @@ def training_graph(
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
     constants = {**graph.constants, **emitter.constants}
     nodes = rename(emitter, moved if cut else {source: INPUT, **moved}, results)
-    return make_model("train", nodes, inputs, outputs, constants, graph.opset)
+    if graph.stored:
+        without_double_transposes(nodes)
+    places = None if alone else graph.places
+    return make_model("train", nodes, inputs, outputs, constants, graph.opset, places=places)
 
 
 def _suffix_nodes(graph: Graph, layers: Sequence[LayerGraph]) -> list[NodeProto]:
@@ -204,7 +214,7 @@ def _frozen_graph(
     nodes = rename(emitter, {source: INPUT}, {OUTPUT: result})
     inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
     constants = {**graph.constants, **emitter.constants, **held}
-    return make_model("forward", nodes, inputs, [output], constants, graph.opset, external)
+    return make_model("forward", nodes, inputs, [output], constants, graph.opset, external, graph.places)
 
 
 def _write_inference_node(context: Context, node: NodeProto) -> None:

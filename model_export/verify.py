@@ -15,6 +15,7 @@ from federation.errors import BundleError, InputError
 from federation.manifest import Boundary, Layer, Manifest
 from federation.narrow import take_corners
 from model_export.crossing import split_row
+from model_export.frozen import read_frozen
 from model_export.inputs import sample_of
 from model_export.narrow import narrow_manifest, narrow_source
 from model_export.onnx_oracle import OnnxOracle
@@ -85,7 +86,8 @@ def verify_bundle(
     check_bundle(directory, manifest)
     vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
     bundle = _Bundle(directory, manifest, vector)
-    oracle = _oracle(manifest, vector, source_reference, source)
+    frozen = read_frozen(directory, manifest)
+    oracle = _oracle(manifest, vector, frozen, source_reference, source)
     samples = _Samples(bundle, batch)
     total = len(manifest.boundaries) + 1
     progress("layers", 0, total)
@@ -95,7 +97,7 @@ def verify_bundle(
         vector, own = bundle.vector, oracle
         if boundary.width is not None:
             vector = take_corners(manifest.space, vector, boundary.space(manifest))
-            own = _oracle(narrow_manifest(manifest, boundary), vector, source_reference, source, boundary.width)
+            own = _oracle(narrow_manifest(manifest, boundary), vector, {}, source_reference, source, boundary.width)
         for engine, run in _engines(bundle, boundary):
             results.append(_compare_boundary(boundary, engine, run, own, vector, samples, tolerance))
     progress("done", total, total)
@@ -148,6 +150,7 @@ class _Samples:
 def _oracle(
     manifest: Manifest,
     vector: np.ndarray,
+    frozen: Mapping[str, np.ndarray],
     reference: str | None,
     source: ModelSource | None,
     width: float | None = None,
@@ -155,7 +158,9 @@ def _oracle(
     source = source or rebuild_source(manifest, reference)
     if width is not None:
         source = narrow_source(source, width)
-    return OnnxOracle(source, manifest) if source.build is None else TorchOracle(source, manifest, vector)
+    if source.build is None:
+        return OnnxOracle(source, manifest, frozen)
+    return TorchOracle(source, manifest, vector, frozen)
 
 
 def rebuild_source(manifest: Manifest, reference: str | None = None) -> ModelSource:

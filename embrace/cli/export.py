@@ -13,7 +13,7 @@ from edge_runtime.signing import read_key, sign_bundle
 from embrace.cli import show
 from federation.errors import InputError
 from federation.inputs import NamedInput
-from federation.manifest import LossName
+from federation.manifest import MOST_RANK, LossName
 from federation.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -84,6 +84,20 @@ def export(
         int | None,
         typer.Option(min=1, help="Of an ONNX classifier: a new last dense layer, for this many classes."),
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_RANK, help="Rank of adapters that are trained instead of the weights."),
+    ] = None,
+    lora_layers: Annotated[
+        str | None, typer.Option(help="Layers with adapters: '*.q_proj,*.v_proj'. Default: every linear one.")
+    ] = None,
+    lora_alpha: Annotated[float | None, typer.Option(help="Adapters count alpha / rank. Default: the rank.")] = None,
+    lora_full: Annotated[
+        str | None, typer.Option(help="Layers that are trained themselves beside the adapters: head")
+    ] = None,
+    frozen: Annotated[
+        str | None, typer.Option(help="Store weights that are not trained as float32, float16, int8 or int4.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
     sign: Annotated[Path | None, typer.Option(help="Sign with this private key ('embrace key new').")] = None,
@@ -103,6 +117,8 @@ def export(
     Example: embrace export bert.py:build --input input_ids=64:int64:30522 --input attention_mask=64:int64:2
 
     Example: embrace export lm.py:build --input 64 --dtype int64 --vocabulary 512 --classes-last --next-token
+
+    Example: embrace export mymodel.py:build --input 128 --dtype int64 --vocabulary 30522 --lora 8 --frozen int4
     """
     if list_:
         _list_zoo(json_)
@@ -116,7 +132,7 @@ def export(
         raise InputError(f"--loss {loss}: expected {', '.join(get_args(LossName))}")
     key = None if sign is None else read_key(sign)  # a wrong one is answered before PyTorch is loaded
     with show.progress("export") as report:
-        from embrace.bundles import Bundle, open_source
+        from embrace.bundles import Bundle, open_source, parse_lora
         from model_export.bundle import Choices, export_bundle
 
         shape, inputs = _parse_inputs(input_ or [])
@@ -140,6 +156,8 @@ def export(
             label=label,
             output=output,
             new_head=new_head,
+            lora=parse_lora(lora, lora_layers, lora_alpha, lora_full),
+            frozen=frozen,
             preprocessing=Preprocessing(
                 _fraction("--scale", scale) if scale is not None else None,
                 tuple(_fraction("--mean", part) for part in show.comma_list(mean)),

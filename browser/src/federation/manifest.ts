@@ -173,6 +173,9 @@ export function loads(text: string): Manifest {
 }
 
 function manifestOf(field: Field): Manifest {
+  if (field.entries().some(([key]) => key === "stored")) {
+    throw new BundleError("this model keeps frozen weights in a file of their own, which a page does not read; train it with 'embrace agent'");
+  }
   const get = field.table(FIELDS.split(" "));
   get("version").integer(1, 1);
   const loss = get("loss").table("name label_smoothing ignore_index classes_last next_token delta gamma".split(" "));
