@@ -160,6 +160,8 @@ class RemoteBundle:
         """Give the blocks of a layer's weights back to the disk, where the system can."""
         where = self.space.layer(layer)
         self._there -= {parameter.name for parameter in self.manifest.layers[layer].parameters}
+        if where.start == where.stop:
+            return
         with (self.directory / self.manifest.weights.name).open("r+b") as file:
             HERE.punch_hole(file.fileno(), self.data_start + 4 * where.start, 4 * (where.stop - where.start))
 

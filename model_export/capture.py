@@ -44,9 +44,9 @@ class Captured:
     trainable: list[str]
     fixed_rows: dict[str, int] = field(default_factory=dict)  # embeddings: the row that looking up does not train
     power_iterations: list[PowerIteration] = field(default_factory=list)
-    untrained: Sequence[str] = ()  # of `trainable` those that the model itself freezes
     others: Sequence[Exporter] = ()  # PyTorch's exporters that were not tried
     from_torch: bool = False  # then batch norm in inference form stays so; files have no other form
+    untrained: Sequence[str] = ()  # of `trainable` those that the model itself freezes
 
 
 def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[Exporter] = EXPORTERS) -> Captured:
