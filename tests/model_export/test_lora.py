@@ -15,6 +15,7 @@ from torch import nn
 
 import embrace
 from edge_runtime.engine.portable import LayerForward, TrainingStep
+from edge_runtime.graph_check import check_forward_graph, check_training_graph
 from embrace.errors import InputError
 from federation.errors import EmbraceError
 from model_export.frozen import pack, read_frozen, unpack
@@ -85,7 +86,7 @@ def by_hand(model: Words, values: dict[str, torch.Tensor], x: torch.Tensor) -> t
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_step_is_that_of_lora_by_hand_with_the_stored_weights(storage: str) -> None:
     model = words()
-    bundle = export(model, **ADAPTED, frozen=storage)
+    bundle = export(model, **ADAPTED, frozen=storage, split=["head"])
     manifest, (x, labels) = bundle.manifest, data()
     frozen = read_frozen(bundle.path, manifest)
     assert {"blocks.0.q.weight", "embed.weight"} <= frozen.keys()
@@ -106,7 +107,7 @@ def test_a_step_is_that_of_lora_by_hand_with_the_stored_weights(storage: str) ->
         assert relative(gradient, values[name].grad.numpy()) < 1e-4, name
 
 
-@pytest.mark.parametrize("storage", [None, *STORAGES])
+@pytest.mark.parametrize("storage", [None, "int4"])
 def test_every_boundary_verifies_and_frozen_blocks_are_pieces(storage: str | None) -> None:
     bundle = export(lora=RANK, lora_layers="blocks.1.*", frozen=storage)
     bundle.verify()
@@ -116,7 +117,7 @@ def test_every_boundary_verifies_and_frozen_blocks_are_pieces(storage: str | Non
 
 
 def test_files_shrink_and_are_there_once() -> None:
-    sizes = {storage: export(lora=RANK, frozen=storage).manifest.stored.bytes for storage in STORAGES}
+    sizes = {storage: export(lora=RANK, frozen=storage, split=["head"]).manifest.stored.bytes for storage in STORAGES}
     large = sum(p.numel() for p in words().parameters() if p.numel() >= 4096)
     assert 4 * large <= sizes["float32"] < 4 * large + 4000
     assert sizes["float16"] < 0.51 * sizes["float32"]
@@ -127,7 +128,7 @@ def test_files_shrink_and_are_there_once() -> None:
 def test_merged_files_are_the_adapted_model(tmp_path: Path) -> None:
     x, labels = data(32)
     for storage in ("float32", "int4"):
-        bundle = export(**ADAPTED, frozen=storage)
+        bundle = export(**ADAPTED, frozen=storage, split=["head"])
         trained = embrace.train(bundle, (x, labels), rounds=2, batch=8, holdout=0.0, rules=["adamw"], rate=0.01).bundle
         assert relative(trained.state_dict()["embed.lora_A"], bundle.state_dict()["embed.lora_A"]) > 0.1
         value = x
@@ -202,3 +203,30 @@ def test_stored_values_are_near(storage: str, shape: tuple[int, ...]) -> None:
 def test_what_cannot_be(options: dict, message: str) -> None:
     with pytest.raises((InputError, EmbraceError), match=message):
         export(**options)
+
+
+ELSEWHERE = (
+    {"location": "weights.safetensors"},
+    {"location": "../frozen.safetensors"},
+    {"offset": "-64"},
+    {"offset": "9" * 15},
+    {"length": "1e3"},
+    {"length": "9" * 40},
+)
+
+
+def test_a_device_reads_stored_weights_inside_their_file_only(tmp_path: Path) -> None:
+    bundle = export(lora=RANK, lora_layers="head", frozen="int8", split=["head"])
+    manifest, file = bundle.manifest, tmp_path / "changed.onnx"
+    boundary, layer = manifest.boundary("embed"), manifest.layers[1]
+    graphs = [(boundary.train, check_training_graph, boundary), (layer.forward, check_forward_graph, layer)]
+    for ref, check, subject in graphs:
+        check(bundle.path / ref.name, manifest, subject)
+        for place in ELSEWHERE:
+            model = onnx.load(bundle.path / ref.name, load_external_data=False)
+            stored = next(item for item in model.graph.initializer if item.name.endswith("::i8"))
+            for entry in stored.external_data:
+                entry.value = place.get(entry.key, entry.value)
+            file.write_bytes(model.SerializeToString())
+            with pytest.raises(EmbraceError, match="takes its values from another"):
+                check(file, manifest, subject)
