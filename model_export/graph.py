@@ -52,6 +52,7 @@ class Graph:
     untrained: Sequence[str] = ()
     stored: set[str] = field(default_factory=set)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    uncut: set[str] = field(default_factory=set)  # values inside an adapted layer: no boundary lies there
     # Integer vectors that are `slope * batch + offset`: what remains of shape arithmetic.
     batch_values: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     # Values that no device can store sample by sample: with a multiple of the batch as a dimension, or huge integers.

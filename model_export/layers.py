@@ -172,7 +172,9 @@ def _flow(graph: Graph) -> _Flow:
         live |= dict.fromkeys([*node.output, *(name for name in uses[position] if name in graph.statistics)])
         live = {name: None for name in live if last_use.get(name, -1) > position}
         crossing.append(tuple(name for name in live if name in data))
-        storable.append(len(crossing[-1]) == len(live) and all(can_travel(graph, name) for name in live))
+        storable.append(
+            len(crossing[-1]) == len(live) and all(can_travel(graph, n) and n not in graph.uncut for n in live)
+        )
     fixed = [node.op_type in WEIGHTED and _constant_weights(graph, node, data, behind) for node in nodes]
     return _Flow(graph, nodes, uses, crossing, storable, fixed)
 

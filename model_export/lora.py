@@ -190,6 +190,7 @@ def _adapt_node(graph: Graph, path: str, kind: Kind, lora: Lora, node: NodeProto
     node.output[0] = value(f"{result}::base", shape)
     write("Add", result, shape, node.output[0], change)
     nodes[-1].name = f"{node.name}/{MERGED}"
+    graph.uncut |= {result, node.output[0], *(name for made in nodes for name in made.output)}
     place = next(index for index, other in enumerate(graph.nodes) if other is node)
     graph.nodes[place + 1 : place + 1] = nodes
 
