@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.papers.editions import missed
-from bench.papers.report import VERDICTS
+from bench.papers.report import VERDICTS, was_run
 
 Stored = Callable[[str, str], Mapping[str, Any] | None]  # table, scale -> its report, with today's verdicts
 Figure = tuple[str, str]  # row and column; a row that has another label at scale `full` has both, with | between
@@ -38,16 +38,20 @@ class Headline:
                     ours,
                     f"{scale}, {seeds} seed{'s' if seeds > 1 else ''}",
                     verdict,
-                    self._full(scale),
+                    self._full(scale, data),
                 ]
-        return [*self._told, "–", "–", NOT_RUN, self._full("")]
+        return [*self._told, "–", "–", NOT_RUN, self._full("", {})]
 
     @property
     def _told(self) -> list[str]:
         return [self.paper, self.claim, self.published]
 
-    def _full(self, scale: str) -> str:
-        return "run" if scale == "full" else f"`{self.table}`, about {self.hours} h"
+    def _full(self, scale: str, data: Mapping[str, Any]) -> str:
+        """Say what is still to be run: all of the table, or those of its rows that were not."""
+        if scale != "full":
+            return f"`{self.table}`, about {self.hours} h"
+        there = [was_run(row) for row in data["rows"]]
+        return "run" if all(there) else f"run: {sum(there)} of the {len(there)} rows of `{self.table}`"
 
     def _ours(self, data: Mapping[str, Any]) -> str:
         rows = {row["label"]: row["figures"] for row in data["rows"]}

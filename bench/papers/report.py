@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.papers.editions import EDITION, missed
@@ -119,7 +119,7 @@ def body(data: dict[str, Any], columns: Sequence[Column]) -> str:
 def _unfinished(data: dict[str, Any]) -> list[str]:
     """Say how much of the table was run, where it was not all of it."""
     rows = [row for row in data["rows"] if row["in_table"]]
-    run = [row for row in rows if _was_run(row)]
+    run = [row for row in rows if was_run(row)]
     if len(run) == len(rows):
         return []
     begun = [
@@ -132,12 +132,13 @@ def _unfinished(data: dict[str, Any]) -> list[str]:
     return [" ".join([told, *(f"{text}." for text in begun)]), ""]
 
 
-def _was_run(row: dict[str, Any]) -> bool:
+def was_run(row: Mapping[str, Any]) -> bool:
+    """Whether a row of a report has a run that ended."""
     return bool(row["failures"]) or any(figure["runs"] for figure in row["figures"].values())
 
 
 def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:
-    rows = [row for row in data["rows"] if row["in_table"] and _was_run(row)] or data["rows"][:1]
+    rows = [row for row in data["rows"] if row["in_table"] and was_run(row)] or data["rows"][:1]
     columns = [c for c in columns if c.name in rows[0]["figures"]]  # a stored report may have fewer
     shown = [c for c in columns if any(row["failures"] or row["figures"][c.name]["mean"] is not None for row in rows)]
     with_paper = [c for c in columns if any(row["figures"][c.name]["published"] is not None for row in rows)]

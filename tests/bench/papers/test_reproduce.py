@@ -176,8 +176,8 @@ def test_the_page_says_what_the_stored_results_say():
     assert filled(text) == text
 
 
-def test_every_short_result_is_on_the_page():
-    stored = {file.stem.removeprefix("reproduce-") for file in RESULTS.glob("reproduce-*-short.json")}
+def test_every_result_is_on_the_page():
+    stored = {file.stem.removeprefix("reproduce-") for file in RESULTS.glob("reproduce-*.json")}
     shown = {"-".join(found) for found in re.findall(r"<!-- results (\S+) (\S+) -->", PAGE.read_text("utf-8"))}
     assert stored and stored <= shown
 
@@ -215,7 +215,8 @@ def test_a_headline_names_rows_columns_and_claims_of_its_table(headline):
 
 def test_a_headline_says_what_was_run_and_at_which_scale():
     headline = next(found for found in HEADLINES if found.table == "svcca")
-    rows = [{"label": "alone", "figures": {column: {"mean": 0.5} for _, column in headline.figures}}]
+    figures = {column: {"mean": 0.5, "runs": 3} for _, column in headline.figures}
+    rows = [{"label": "alone", "figures": figures, "failures": []}]
     claim = {"text": "alone: both places", "verdict": "held"}
     report = {"rows": rows, "seeds": [0, 1, 2], "edition": EDITION, "claims": [claim]}
     reports = {("svcca", "short"): report}
@@ -223,4 +224,6 @@ def test_a_headline_says_what_was_run_and_at_which_scale():
     assert told[3:6] == ["0.5 / 0.5", "short, 3 seeds", "held"] and told[6].startswith("`svcca`, ")
     reports["svcca", "full"] = {**report, "claims": [{**claim, "verdict": "did not hold"}]}
     assert headline.line(lambda *asked: reports.get(asked))[4:] == ["full, 3 seeds", "did not hold", "run"]
+    rows.append({"label": "together", "figures": {"SVCCA": {"mean": None, "runs": 0}}, "failures": []})
+    assert headline.line(lambda *asked: reports.get(asked))[6] == "run: 1 of the 2 rows of `svcca`"
     assert headline.line(lambda *asked: None)[3:6] == ["–", "–", "not run"]
