@@ -328,7 +328,7 @@ def choose_cuts(
     if choices.splits:
         cuts |= {_parse_split(layers, text) for text in choices.splits}
     elif choices.tiers is None:
-        cuts |= {Cut(index) for index, layer in enumerate(layers) if layer.parameters or not index}
+        cuts |= {Cut(index) for index, layer in enumerate(layers) if layer.parameters or layer.borrowed or not index}
     return sorted(cuts, key=lambda cut: (cut.layer, -(cut.last_steps or 1 << 30))), tiers
 
 
