@@ -154,7 +154,7 @@ def test_the_job_file_may_lie_elsewhere(embrace, project: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [
-        ('date = "flowers.csv"', (), "simulate.date: no such key; expected data, dataset, devices, label, pace, partition"),
+        ('date = "flowers.csv"', (), "simulate.date: no such key; expected data, dataset, devices, label, pace"),
         ('data = "flowers.csv"\ndataset = "digits"', (), "simulate.data: expected own data or a data set"),
         ("test_share = 0.1", (), "simulate.test_share: belongs to own data"),
         (
