@@ -82,9 +82,10 @@ class Evaluator:
         return self.samples.batch(np.arange(start, stop))[0]
 
     def close(self) -> None:
-        """Give back what was stored."""
+        """Give back what was stored; the next score runs the frozen layers again."""
         if self._stored:
             self._stored.close()
+            self._stored = None
 
 
 def score_received(

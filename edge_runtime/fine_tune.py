@@ -54,7 +54,7 @@ class History:
 
 
 class _OwnSource(BundleSource):
-    """The bundle's frozen layers, and a head with the weights that this device has trained so far."""
+    """The bundle's frozen layers; a head, and layers that borrow trained weights, with what was trained so far."""
 
     def __init__(self, directory: Path, manifest: Manifest, boundary: Boundary, place: Path | None) -> None:
         super().__init__(directory, manifest)
@@ -62,23 +62,38 @@ class _OwnSource(BundleSource):
         self._place = place
         self._weights: Vector | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._trained: TrainedSource | None = None
+        trained = {p.name for layer in manifest.layers[boundary.layer :] for p in layer.parameters}
+        frozen = enumerate(manifest.layers[: boundary.layer])
+        self.borrowing = [number for number, layer in frozen if trained.intersection(layer.borrowed or ())]
 
     def begin(self, number: int, weights: Vector) -> None:
-        """Begin a round: what a head computed in the one before is not valid for it."""
-        if self._boundary.head is not None:
+        """Begin a round: what trained weights gave in the one before is not valid for it."""
+        if self._boundary.head is not None or self.borrowing:
+            self.close()
             self._weights, self.version = weights, f"{self.lineage}/{number}"
 
+    def fetch(self, layer: int) -> Path:
+        return self._own().fetch(layer) if layer in self.borrowing else super().fetch(layer)
+
     def fetch_head(self, boundary: Boundary) -> Path:
-        assert self._weights is not None
-        self.close()
-        if self._place is not None:
-            self._place.mkdir(parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(prefix="embrace-", dir=self._place, ignore_cleanup_errors=True)
-        own = TrainedSource(self.directory, self.manifest, boundary.layer, self._weights, Path(self._folder.name))
-        return own.fetch_head(boundary)
+        return self._own().fetch_head(boundary)
+
+    def _own(self) -> TrainedSource:
+        """Write the trained weights of the round, and those of the layers that borrow them."""
+        if self._trained is None:
+            assert self._weights is not None
+            if self._place is not None:
+                self._place.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="embrace-", dir=self._place, ignore_cleanup_errors=True)
+            folder, first = Path(self._folder.name), self._boundary.layer
+            self._trained = TrainedSource(self.directory, self.manifest, first, self._weights, folder)
+            self._trained.add(self.borrowing)
+        return self._trained
 
     def close(self) -> None:
-        """Remove the weights of the last head; a session may have read them where they lay."""
+        """Remove the weights of the round; a session may have read them where they lay."""
+        self._trained = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -127,6 +142,7 @@ def fine_tune(
         )
     try:
         if evaluator and history.before is None:
+            source.begin(0, original)
             history.before = evaluator.score(original)
         for number in range(len(history.rounds), num_rounds):
             watch = Stopwatch()
@@ -141,6 +157,9 @@ def fine_tune(
             if evaluator:
                 if allowance.tight:
                     trainer.release_session()
+                if source.borrowing:
+                    source.begin(number + 1, outcome.parameters)
+                    evaluator.close()
                 with PeakMeter(idle) as meter:
                     history.after = evaluator.score(outcome.parameters, watch)
                 memory = _larger(memory, meter.report())

@@ -7,11 +7,13 @@ more than a directory in which that file has the bytes of the layers in use; the
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from edge_runtime.bundle_files import map_weights
 from edge_runtime.files import link_file
 from federation.errors import BundleError
 from federation.manifest import Boundary, Layer, Manifest
@@ -82,9 +84,21 @@ class TrainedSource:
         self._work = work
         if manifest.stored is not None and not (work / manifest.stored.name).exists():
             link_file(directory / manifest.stored.name, work / manifest.stored.name)
-        with (work / manifest.weights.name).open("wb") as file:
-            file.seek(len(header(manifest.space)) + 4 * manifest.space.suffix(first_layer).start)
-            file.write(np.ascontiguousarray(weights, "<f4").data)
+        self._weights = work / manifest.weights.name
+        with self._weights.open("wb") as file:
+            self._write(file, manifest.space.suffix(first_layer).start, weights)
+
+    def add(self, layers: Sequence[int]) -> None:
+        """Put weights of the bundle beside: of layers in front that borrow some of the trained ones."""
+        whole = map_weights(self._bundle / self.manifest.weights.name, self.manifest.space)
+        with self._weights.open("r+b") as file:
+            for layer in layers:
+                start, stop = (self.manifest.space.suffix(place).start for place in (layer, layer + 1))
+                self._write(file, start, whole[start:stop])
+
+    def _write(self, file: BinaryIO, start: int, weights: Vector) -> None:
+        file.seek(len(header(self.manifest.space)) + 4 * start)
+        file.write(np.ascontiguousarray(weights, "<f4").data)
 
     def fetch(self, layer: int) -> Path:
         return Path(shutil.copy(self._bundle / self.manifest.layers[layer].forward.name, self._work))

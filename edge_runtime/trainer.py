@@ -338,9 +338,9 @@ class Trainer:
     ) -> float:
         """Leave the gradient of a batch in the step's vector, whether its samples go through at once or in parts."""
         parts = [indices[first : first + len(memory.x)] for first in range(0, len(indices), len(memory.x))]
-        loss = 0.0
+        loss, counted = 0.0, [self._counted(part) for part in parts]
         for place, part in enumerate(parts):
-            x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], len(part) / len(indices)
+            x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], counted[place] / max(1, sum(counted))
             with watch.part("activation_io"):
                 self._read(part, epoch, task, boundary, x, labels)
             loss += share * step.run(x, labels, step_seed(task, number * len(parts) + place))
@@ -348,6 +348,14 @@ class Trainer:
                 with watch.part("optimiser"):
                     memory.mean.add(share, last=place == len(parts) - 1)
         return loss
+
+    def _counted(self, part: NDArray[np.int64]) -> int:
+        """Count what the loss of some samples is a mean over: the samples, or labels that are not ignored."""
+        loss = self.manifest.loss
+        if loss.ignore_index is None:
+            return len(part)
+        labels = self.samples.labels[part].reshape(len(part), -1)
+        return int(np.count_nonzero(labels[:, bool(loss.next_token) :] != loss.ignore_index))
 
     def _read(
         self,

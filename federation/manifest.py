@@ -89,7 +89,9 @@ class Loss:
         if self.ignore_index is not None and self.name == "cosine":
             raise BundleError("ignore_index: the loss cosine compares whole vectors, of which all count")
         for name, value, owner, least in (("delta", self.delta, "huber", 0.0), ("gamma", self.gamma, "focal", 1.0)):
-            if value is not None and (self.name != owner or not (least <= value < math.inf and value > 0)):
+            if value is not None and self.name != owner:
+                raise BundleError(f"{name} is for the loss {owner}, the loss is {self.name}")
+            if value is not None and not (least <= value < math.inf and value > 0):
                 raise BundleError(f"{name} is a positive number of the loss {owner}, at least {least:g}; got {value}")
 
     @property

@@ -77,7 +77,7 @@ def _for_updates(round: Round, fleet: Fleet, out: Sequence[str]) -> Waiting:
     free = len(round.slots) - len(under_way) - len(round.counted)
     told = [f"round {round.number} has {round.arrived} of {_counted(round.wanted, 'update')}"]
     if round.overdue:
-        told.append(f"its deadline has passed, and it closes with {round.quorum}")
+        told.append(f"the others are late, and it closes with {round.quorum}")
     if under_way:
         told.append(f"waits for {_listed([_at_work(seat, fleet) for seat in under_way])}")
     if free:

@@ -41,12 +41,12 @@ _TYPES: Final = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.u
 
 
 def pack(weight: np.ndarray, storage: Storage) -> dict[str, np.ndarray]:
-    """Turn a weight into what is stored of it; what is no matrix, or has odd rows, is stored as float16 instead."""
+    """Turn a weight into what is stored of it: of what is no matrix float16, of rows that int4 cannot part int8."""
     if storage == "float32":
         return {"": weight}
-    if storage == "float16" or weight.ndim != 2 or (storage == "int4" and weight.shape[1] % BLOCK):
+    if storage == "float16" or weight.ndim != 2:
         return {HALF: weight.astype(np.float16)}
-    if storage == "int8":
+    if storage == "int8" or weight.shape[1] % BLOCK:
         scale = np.maximum(np.abs(weight).max(axis=1) / 127, np.finfo(np.float32).tiny).astype(np.float32)
         return {BYTES: np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int8), SCALE: scale}
     blocks = weight.reshape(len(weight), -1, BLOCK)

@@ -54,15 +54,16 @@ def graph_targets(graph: Graph) -> dict[str, Target]:
     found = {}
     for name, weight in graph.weights.items():
         if weight.ndim == 2:
-            for kind, users in (("linear", _products(graph, name)), ("embedding", _lookups(graph, name))):
-                if users:
-                    found[name.removesuffix(".weight")] = Target(name, cast(Kind, kind))
+            users = {"linear": _products(graph, name), "embedding": _lookups(graph, name)}
+            kinds = [kind for kind, nodes in users.items() if nodes]
+            if len(kinds) == 1:
+                found[name.removesuffix(".weight")] = Target(name, cast(Kind, kinds[0]))
     return _unshared(found)
 
 
 def _unshared(found: Mapping[str, Target]) -> dict[str, Target]:
-    targets = list(found.values())
-    return {path: target for path, target in found.items() if targets.count(target) == 1}
+    weights = [target.weight for target in found.values()]
+    return {path: target for path, target in found.items() if weights.count(target.weight) == 1}
 
 
 def _kind(part: nn.Module) -> Kind | None:
@@ -77,7 +78,8 @@ def _is_conv1d(part: nn.Module) -> bool:
 
 
 def choose(targets: Mapping[str, Target], lora: Lora) -> dict[str, Target]:
-    """Take the layers that the patterns name; without patterns every linear layer."""
+    """Take the layers that the patterns name, without patterns every linear layer; those trained in full need none."""
+    targets = {path: target for path, target in targets.items() if not trained_in_full(target.weight, lora)}
     if lora.layers is None:
         found = {path: target for path, target in targets.items() if target.kind == "linear"}
     else:
@@ -108,6 +110,8 @@ def trained_in_full(name: str, lora: Lora) -> bool:
 def adapt_graph(graph: Graph, targets: Mapping[str, Target], lora: Lora, seed: int) -> list[str]:
     """Put adapters beside the chosen layers; return the names of the weights that are now frozen."""
     base = list(graph.weights)
+    if lora.full is not None and not any(trained_in_full(name, lora) for name in base):
+        raise InputError(f"--lora-full: no layer is called {lora.full}; the model has: {', '.join(base[:8])}")
     for path, target in targets.items():
         users = (_products if target.kind == "linear" else _lookups)(graph, target.weight)
         if not users:

@@ -66,3 +66,22 @@ def test_fewer_samples_than_a_part(digits, images):
     ]
     assert np.array_equal(found[0], found[1])
     assert relative(found[2], found[0]) < 1e-5
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 20])
+def test_parts_count_by_the_labels_that_are_not_ignored(tmp_path, micro_batch):
+    import embrace
+
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 6)).astype(np.float32), rng.integers(0, 3, 40)
+    y[rng.permutation(40)[:33]] = -100
+    bundle = embrace.export(torch.nn.Linear(6, 3), sample=x, ignore_index=-100)
+    samples = from_arrays(x, y, bundle.manifest)
+    found = []
+    for size in (None, micro_batch):
+        trainer = Trainer(bundle.path, BundleSource(bundle.path, bundle.manifest), samples)
+        start = np.concatenate([value.ravel() for value in bundle.state_dict().values()])
+        outcome = trainer.run(Task(bundle.manifest.whole.name, 1, 40, 0.5, (), micro_batch=size), Received(start))
+        found.append((outcome.parameters.copy(), outcome.report.loss))
+    assert relative(found[1][0], found[0][0]) < 1e-6 and found[1][1] == pytest.approx(found[0][1], rel=1e-6)

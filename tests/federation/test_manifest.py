@@ -169,7 +169,7 @@ Change = Callable[[dict[str, Any]], Any]
             lambda d: d["loss"].update(name="focal", label_smoothing=0, gamma=0.5),
             "of the loss focal, at least 1",
         ),
-        (lambda d: d["loss"].update(gamma=2), "gamma is a positive number of the loss focal"),
+        (lambda d: d["loss"].update(gamma=2), "gamma is for the loss focal"),
         (lambda d: d["input"].update(shape=4), r"manifest\.input\.shape: expected a list"),
         (lambda d: d["input"].update(shape=[4.0]), r"manifest\.input\.shape\[0\]: expected int"),
         (lambda d: d["layers"][1].update(macs=None), r"manifest\.layers\[1\]\.macs: expected int"),

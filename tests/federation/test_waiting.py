@@ -49,7 +49,7 @@ def test_a_round_from_its_opening_to_its_end() -> None:
     assert waiting_device(round, WORKS, "d", paused=True) == "is paused"
     round, _ = rounds.advance(round, rounds.Tick(), 3800.0)
     found = said(round)
-    assert "its deadline has passed, and it closes with 2" in found.text and found.count == 1
+    assert "the others are late, and it closes with 2" in found.text and found.count == 1
     round, _ = rounds.advance(round, UpdateArrived("c", 2, 1), 3801.0)
     assert said(round).text == "round 4 is being closed"
     round, _ = rounds.advance(round, rounds.CloseFailed("the disk"), 3802.0)

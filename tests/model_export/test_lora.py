@@ -148,6 +148,21 @@ def test_merged_files_are_the_adapted_model(tmp_path: Path) -> None:
             np.testing.assert_allclose(model(torch.from_numpy(x)).numpy(), value, atol=1e-5)
 
 
+def test_a_layer_that_is_trained_in_full_has_no_adapter(tmp_path: Path) -> None:
+    bundle = export(lora=RANK, lora_full="head")
+    assert {"head.weight", "blocks.1.q.lora_A"} < set(bundle.state_dict())
+    assert "head.lora_A" not in bundle.state_dict()
+    bundle.to_onnx(tmp_path / "model.onnx")
+
+
+def test_a_weight_that_two_layers_share_has_no_adapter() -> None:
+    model = words()
+    model.head = nn.Linear(WIDTH, WORDS, bias=False)
+    model.head.weight = model.embed.weight
+    adapted = {name.rpartition(".")[0] for name in export(model, lora=RANK).state_dict() if "lora" in name}
+    assert adapted == {f"blocks.{block}.{name}" for block in (0, 1) for name in ("q", "k", "v", "up", "down")}
+
+
 def test_a_model_that_freezes_its_own_layers() -> None:
     model = words()
     model.embed.requires_grad_(False)

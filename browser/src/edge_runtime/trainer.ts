@@ -223,15 +223,30 @@ export class Trainer {
   ): Promise<number> {
     const size = Math.min(indices.length, atOnce(task));
     const count = Math.ceil(indices.length / size);
+    const parts = Array.from({ length: count }, (_, place) => indices.subarray(place * size, (place + 1) * size));
+    const counted = parts.map((part) => this.counted(part));
+    const all = Math.max(1, counted.reduce((sum, each) => sum + each, 0));
     let loss = 0;
-    for (let place = 0; place < count; place++) {
-      const part = indices.subarray(place * size, (place + 1) * size);
-      const share = part.length / indices.length;
+    for (const [place, part] of parts.entries()) {
+      const share = counted[place]! / all;
       const batch = await watch.part("activation_io", () => this.read(task, part, epoch));
       loss += share * (await step.run(batch, stepSeed(task, number * count + place)));
       if (mean !== undefined) await watch.part("optimiser", () => mean.add(share, place === count - 1));
     }
     return loss;
+  }
+
+  /** Count what the loss of some samples is a mean over: the samples, or labels that are not ignored. */
+  private counted(part: Int32Array): number {
+    const { ignoreIndex, nextToken } = this.manifest.loss;
+    if (ignoreIndex === undefined) return part.length;
+    const labels = this.samples.labelsOf(part);
+    const each = labels.length / part.length;
+    let found = 0;
+    for (let i = 0; i < labels.length; i++) {
+      if (!(nextToken && i % each === 0) && Number(labels[i]) !== ignoreIndex) found++;
+    }
+    return found;
   }
 
   private read(task: Task, indices: Int32Array, epoch: number): Batch {
