@@ -104,10 +104,12 @@ def test_nothing_is_left_in_shared_memory():
 
 
 INTERRUPTED = """
+import signal
 import sys
 from simulation.pool import LocalPool
 from tests.simulation.test_pool import SPEC
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
     try:
         with LocalPool(SPEC, 2) as pool:
             for answer, _ in pool.map({"number": n, "sleep": 0.05} for n in range(10**6)):
