@@ -212,7 +212,7 @@ def remake_frozen(context: Context, graph: Graph, nodes: Sequence[NodeProto]) ->
 
 
 def without_double_transposes(nodes: Sequence[NodeProto]) -> None:
-    """Read what was transposed twice from where it came; whoever needs the rest keeps it."""
+    """Read what was transposed twice from where it came; nodes that need the rest keep it."""
     maker = producers(nodes)
     for node in nodes:
         for index, name in enumerate(node.input):
