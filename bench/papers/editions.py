@@ -49,3 +49,8 @@ def edition_of(model: str) -> int:
 def missed(table: str, edition: int) -> list[str]:
     """Name the changes of a table that came after an edition."""
     return [change.what for change in CHANGES[edition:] if table in change.tables]
+
+
+def changed_models(table: str, edition: int) -> frozenset[str]:
+    """Name the models of a table that were changed after an edition."""
+    return frozenset().union(*(change.models for change in CHANGES[edition:] if table in change.tables))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.papers.editions import EDITION, missed
+from bench.papers.editions import EDITION, changed_models, missed
 from bench.papers.measures import best_accuracy
 from bench.papers.runner import Reproduction, RowResult
 from bench.papers.table import Column, Measured, Table
@@ -15,10 +16,13 @@ from simulation.runs import deviation
 VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale"}
 
 
-def report(found: Reproduction) -> dict[str, Any]:
-    """Collect all figures."""
+def report(found: Reproduction, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Collect all figures; rows that have no run here are taken from a stored report, if they are still the same."""
     measured = means(found)
-    return {
+    rows = [_row(found, result, measured) for result in found.rows]
+    before = _still_valid(stored, found.table.name) if stored else {}
+    rows = [row if was_run(row) else before.get(_identity(row), row) for row in rows]
+    data = {
         "table": found.table.name,
         "paper": found.table.paper,
         "tests": found.table.tests,
@@ -27,11 +31,23 @@ def report(found: Reproduction) -> dict[str, Any]:
         "setting": found.setting.note,
         "rates": list(found.setting.rates),
         "seeds": list(found.seeds),
-        "seconds": {"runs": round(sum(r.seconds for r in found.rows), 1), "tuning": round(found.tuning_seconds, 1)},
+        "seconds": {"runs": round(sum(row["seconds"] for row in rows), 1), "tuning": round(found.tuning_seconds, 1)},
         "machine": describe_device(),
-        "rows": [_row(found, result, measured) for result in found.rows],
-        "claims": [] if found.scale == "smoke" else _verdicts(found.table, measured),  # which shows that it runs
+        "rows": rows,
+        "claims": [],
     }
+    return data if found.scale == "smoke" else judged(data, found.table)  # smoke shows that it runs, nothing else
+
+
+def _still_valid(stored: Mapping[str, Any], table: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a stored report that were run, but for those whose model was changed since."""
+    changed = changed_models(table, stored.get("edition", 0))
+    rows = [row for row in stored["rows"] if was_run(row) and row["model"].partition("@")[0] not in changed]
+    return {_identity(row): row for row in rows}
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    return json.dumps([row["label"], row["model"], row["job"]], sort_keys=True)
 
 
 def judged(data: dict[str, Any], table: Table) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.papers.logs import Logs
 from bench.papers.measures import final_accuracy
 from bench.papers.run_cell import FAILED, RunSpec, bundle_of, run_one
 from bench.papers.table import PaperRow, Setting, Table
@@ -62,11 +63,19 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where runs, bundles and data lie, and how many runs go on at a time."""
+    """Where runs, bundles and data lie, and how many runs go on at a time.
+
+    Runs that are in the logs are not done again, wherever they were done; those that end are put there.
+    """
 
     runs: Path
     data_dir: Path | None = None
     jobs: int = 1
+    logs: Logs | None = None
+
+    def logged(self, row: PaperRow, seed: int) -> Run | None:
+        """Return a run of a row from the logs."""
+        return self.logs.read(row, seed) if self.logs else None
 
 
 def reproduce(
@@ -82,26 +91,50 @@ def reproduce(
     asked = [row for row in setting.rows if not only or any(text in row.label for text in only)]
     if not asked:
         raise InputError(f"--rows: no row has {' or '.join(map(repr, only))}; expected one of {_labels(setting)}")
+    logged = {(row.label, seed): place.logged(row, seed) for row in setting.rows for seed in range(seeds)}
+    todo = [row for row in asked if any(logged[row.label, seed] is None for seed in range(seeds))]
     with _executor(place.jobs) as run_all:
         work = _Work(setting, place, run_all, progress)
-        tried = work.tune(asked)
+        tried = work.tune(todo)
         chosen = {key: max(found, key=lambda rate: found[rate]) for key, found in tried.items()}
         specs = {
             row.label: [spec_of(row, setting, seed, chosen.get(_key(row))) for seed in range(seeds)]
             for row in setting.rows
         }
-        failed = work.run("run", [(row, spec) for row in asked for spec in specs[row.label]])
+        failed = work.run(
+            "run", [(row, spec) for row in todo for spec in specs[row.label] if logged[row.label, spec.seed] is None]
+        )
     rows = []
     for row in setting.rows:
-        mine = specs[row.label]
-        failures = [failed[spec.folder] for spec in mine if spec.folder in failed]
-        there = [spec for spec in mine if spec.folder not in failed and (place.runs / spec.folder / METRICS).is_file()]
-        runs = [(read_run(place.runs / spec.folder), _is_over(place.runs / spec.folder)) for spec in there]
-        rate = str(mine[0].whole_job.get("local", {}).get("rate", ""))
-        over, begun = ([run for run, ended in runs if ended is wanted] for wanted in (True, False))
-        rows.append(RowResult(row, rate, tried.get(_key(row), {}), over, failures, begun))
+        kept = [run for seed in range(seeds) if (run := logged[row.label, seed])]
+        mine = [spec for spec in specs[row.label] if logged[row.label, spec.seed] is None]
+        rows.append(_result(row, tried.get(_key(row), {}), kept, mine, failed, place))
     took = time.monotonic() - began
     return Reproduction(table, scale, setting, list(range(seeds)), rows, took, work.tuning_seconds)
+
+
+def _result(
+    row: PaperRow,
+    tried: Mapping[str, float],
+    logged: Sequence[Run],
+    specs: Sequence[RunSpec],
+    failed: Mapping[str, str],
+    place: Workplace,
+) -> RowResult:
+    """Collect the runs of a row, those of the logs first; log what has ended since."""
+    over = list(logged)
+    begun: list[Run] = []
+    for spec in specs:
+        folder = place.runs / spec.folder
+        if spec.folder in failed or not (folder / METRICS).is_file():
+            continue
+        run = read_run(folder)
+        (over if _is_over(folder) else begun).append(run)
+        if place.logs and _is_over(folder):
+            place.logs.write(row, spec.seed, run)
+    jobs = [run.about.get("job", {}) for run in over] or [spec.whole_job for spec in specs]
+    rate = str(jobs[0].get("local", {}).get("rate", ""))
+    return RowResult(row, rate, tried, over, [failed[spec.folder] for spec in specs if spec.folder in failed], begun)
 
 
 def spec_of(row: PaperRow, setting: Setting, seed: int, rate: str | None) -> RunSpec:

@@ -33,7 +33,8 @@ def reproduce(
 
     Writes reproduce-TABLE-SCALE.json, .md and .png. A command that was interrupted goes on where it was.
 
-    With --rows, the other rows of the results are those that earlier commands ran.
+    With --rows, the other rows of the results are those that earlier commands ran. At scale full the rounds of each
+    run that ended are kept in OUT/logs, and are not run again where the runs' own folder is missing.
 
     Example: embrace bench reproduce fedavg-table2 --scale short --data-dir data
     """
@@ -47,19 +48,22 @@ def reproduce(
         return
     if table not in TABLES:
         raise InputError(f"no table named {table!r}, expected one of {', '.join(TABLES)}")
+    from bench.papers.logs import Logs
     from bench.papers.picture import draw
     from bench.papers.report import markdown, report
     from bench.papers.runner import Workplace
     from bench.papers.runner import reproduce as run
 
     with show.progress(table) as progress:
-        place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1)
+        logs = Logs(out / "logs" / f"{table}-{scale}") if scale == "full" else None
+        place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1, logs)
         found = run(TABLES[table], scale, seeds, place, progress, rows or ())
-    data = report(found)
+    name = f"reproduce-{table}-{scale}"
+    stored = out / f"{name}.json"
+    data = report(found, json.loads(stored.read_text("utf-8")) if rows and stored.is_file() else None)
     text = markdown(data, found.table.columns)
     out.mkdir(parents=True, exist_ok=True)
-    name = f"reproduce-{table}-{scale}"
-    (out / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+    stored.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     (out / f"{name}.md").write_text(text, "utf-8")
     draw(found, out, name)
     if json_:

@@ -16,10 +16,11 @@ from bench.papers import TABLES
 from bench.papers.central import accuracy, train
 from bench.papers.editions import CHANGES, EDITION, edition_of, missed
 from bench.papers.headlines import HEADLINES
+from bench.papers.logs import Logs
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
-from bench.papers.report import markdown, means, report
+from bench.papers.report import markdown, means, report, was_run
 from bench.papers.runner import Workplace, reproduce
 from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
 from federation.errors import InputError
@@ -107,6 +108,27 @@ def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
     assert "first is at round 3 of 3, best accuracy so far" in markdown(report(found), table.columns)
     with pytest.raises(InputError, match="--rows: no row has 'fourth'; expected one of first; second"):
         reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
+
+
+def test_rows_of_a_stored_report_and_logged_runs_need_no_runs(tmp_path):
+    rows = [PaperRow(name, "digits", {**JOB, "num_rounds": n}) for n, name in ((1, "first"), (2, "second"))]
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
+    logs = Logs(tmp_path / "logs")
+    alone = reproduce(table, "short", 1, Workplace(tmp_path / "here", logs=logs), only=["first"])
+    there = Workplace(tmp_path / "there", logs=logs)  # another machine, that has the logs
+    both = reproduce(table, "short", 1, there)
+    assert both.rows[0].runs[0].rounds == alone.rows[0].runs[0].rounds and both.rows[0].rate == "0.1"
+    assert len(list((tmp_path / "there").glob("fedavg-*"))) == 1 and len(both.rows[1].runs[0].rounds) == 2
+    stored = json.loads(json.dumps(report(alone)))
+    bare = reproduce(table, "short", 1, Workplace(tmp_path / "there"), only=["second"])
+    merged = report(bare, stored)
+    assert merged["rows"][0] == stored["rows"][0] and merged["rows"][1]["seconds"] > 0
+    assert "rows were run" not in markdown(merged, table.columns)
+    first = table.setting("short").rows[0]
+    other = replace(first, job={**first.job, "num_rounds": 3})  # a row that is another now
+    assert logs.read(other, 0) is None and logs.read(first, 0) is not None
+    changed = replace(bare, rows=[replace(bare.rows[0], row=other), bare.rows[1]])
+    assert not was_run(report(changed, stored)["rows"][0])
 
 
 def test_rows_run_alone_know_the_rates_that_an_earlier_command_tried(tmp_path):
