@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Record = dict[str, Any]  # of one round
 
-FACTS, METRICS, WEIGHTS = "run.json", "metrics.jsonl", "weights.safetensors"
+FACTS, METRICS, WEIGHTS, CHECKPOINT = "run.json", "metrics.jsonl", "weights.safetensors", "checkpoint"
 PER_LAYER = ("discrepancy", "svcca", "interval")
 QUANTITIES = ("accuracy", "loss", "test_loss", *PER_LAYER)
 AXES = ("rounds", "steps", "bytes")

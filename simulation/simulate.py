@@ -29,7 +29,7 @@ from federation.coverage import coverage
 from federation.decode import decode
 from federation.errors import EmbraceError, InputError
 from federation.exchange import trained_region
-from federation.job import Plan, plan_to
+from federation.job import Plan, plan_from, plan_to
 from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.metrics import Score
@@ -42,7 +42,7 @@ from simulation.devices import HANDED_ON, KEPT, Share, forget_handed_on
 from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.own_rules import can_travel, own_rules
 from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
-from simulation.runs import FACTS, METRICS, WEIGHTS, Record, Run
+from simulation.runs import CHECKPOINT, FACTS, METRICS, WEIGHTS, Record, Run
 from simulation.server import SeatTask, ServerState, SimulatedServer
 from simulation.svcca import FOLDER as SVCCA
 from simulation.svcca import compare_saved
@@ -95,7 +95,8 @@ def simulate(
     evaluate_every: rounds between scores on the test data; 0: none. Likewise for measurements of every layer and for
         comparisons of all local models by SVCCA.
     stop_at: an accuracy at which the run ends early.
-    on_round: called with the record of each round when it is over; not again for rounds of a run that goes on.
+    on_round: called with the record of each round when it is over; not again for rounds of a run that goes on. What it
+        raises ends the run, which goes on from there when it is run again in the same folder.
     """
     on_progress("read the data", 0, 1)
     constants = partition_constants if partition is None else dict(partition_constants or {})
@@ -253,7 +254,11 @@ class Simulation:
             line = self._round(pool)
             why = self._why_to_stop([*self.records, line])
             self._record(line if why is None else {**line, "stopped": why})
-            on_round(self.records[-1])
+            try:
+                on_round(self.records[-1])
+            except BaseException:  # the caller leaves the run, and may go on with it later
+                self._save()
+                raise
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
@@ -371,8 +376,9 @@ class Simulation:
         path = self.folder / FACTS
         if path.is_file():
             known = json.loads(path.read_text())
-            same = json.loads(json.dumps(about["job"])) == known.get("job") and known.get("engine") == about["engine"]
-            if not same:
+            job = json.loads(json.dumps(about["job"]))
+            same = known.get("job") == job or _with_defaults(known.get("job")) == job
+            if not same or known.get("engine") != about["engine"]:
                 raise InputError(f"{self.folder} has another run in it; choose another folder")
         path.write_text(json.dumps(about, indent=1) + "\n")
         return about
@@ -397,11 +403,11 @@ class Simulation:
             "task_seconds": state.seconds,
             "lines": len(self.records),
         }
-        save_state(self.folder / "checkpoint", state.vectors, {"state": json.dumps(about)})
+        save_state(self.folder / CHECKPOINT, state.vectors, {"state": json.dumps(about)})
         self.saved = state.number
 
     def _resume(self) -> None:
-        path, metrics = self.folder / "checkpoint", self.folder / METRICS
+        path, metrics = self.folder / CHECKPOINT, self.folder / METRICS
         if not path.is_file():
             metrics.unlink(missing_ok=True)
             return
@@ -421,6 +427,14 @@ class Simulation:
             about.get("wanted", 0),
             {device: float(seconds) for device, seconds in about.get("task_seconds", {}).items()},
         )
+
+
+def _with_defaults(job: Any) -> Any:
+    """Add the keys that a job does not name: a run may have been begun by a program that had fewer of them."""
+    try:
+        return json.loads(json.dumps({**plan_to(plan_from(job)), "simulate": job["simulate"]}))
+    except (EmbraceError, LookupError, TypeError):
+        return None
 
 
 def _exchange_seconds(link: Link, report: Mapping[str, Any]) -> float:

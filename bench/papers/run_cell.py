@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,12 +13,13 @@ from typing import Any
 
 from bench.papers.editions import edition_of
 from federation.errors import EmbraceError
-from federation.job import plan_from, plan_to
+from federation.job import plan_from
 from model_export.bundle import Choices, export_bundle
 from model_export.source import load_source
 from simulation.datasets import Dataset, load_dataset
 from simulation.fleet import fleet_table, open_fleet
 from simulation.pool import InlinePool
+from simulation.runs import Record
 from simulation.simulate import Options, Simulation
 
 FAILED = "failed.txt"
@@ -46,7 +48,7 @@ class RunSpec:
     @property
     def folder(self) -> str:
         other = [self.widths, self.stop_at, dict(self.every), edition_of(self.model)]
-        facts = json.dumps([plan_to(plan_from(self.whole_job)), other], sort_keys=True)  # with its defaults
+        facts = json.dumps([self.whole_job, other], sort_keys=True)  # as it is written: defaults may gain keys
         return f"{self.job.get('algorithm', 'job')}-{sha256(facts.encode()).hexdigest()[:10]}-seed{self.seed}"
 
 
@@ -59,16 +61,30 @@ def bundle_of(model: str, widths: tuple[float, ...], folder: Path) -> Path:
     return path
 
 
-def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None) -> str | None:
-    """Do a run, or the rest of it; returns why it failed. A run that diverged is a result, too."""
+class OutOfTime(Exception):
+    """The time for runs is over: this one goes on with the next command."""
+
+
+def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None, until: float | None = None) -> str | None:
+    """Do a run, or the rest of it; returns why it failed. A run that diverged is a result, too.
+
+    `until`: when to leave it, by `time.time`.
+    """
     folder = runs / spec.folder
     if (folder / FAILED).is_file():
         return (folder / FAILED).read_text("utf-8")
     plan = plan_from(spec.whole_job)
     fleet = open_fleet(plan, bundle, _data(fleet_table(plan, {}).dataset, data_dir))
     options = replace(Options(workers=1, pool=InlinePool, stop_at=spec.stop_at), **dict[str, Any](spec.every))
+
+    def on_round(record: Record) -> None:
+        if until is not None and time.time() > until:
+            raise OutOfTime
+
     try:
-        Simulation(fleet, folder, options).run()
+        Simulation(fleet, folder, options).run(on_round=on_round)
+    except OutOfTime:
+        return None
     except EmbraceError as error:
         if "use a smaller rate" not in str(error):
             raise

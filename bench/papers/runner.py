@@ -18,7 +18,7 @@ from bench.papers.measures import final_accuracy
 from bench.papers.run_cell import FAILED, RunSpec, bundle_of, run_one
 from bench.papers.table import PaperRow, Setting, Table
 from federation.errors import InputError
-from simulation.runs import METRICS, WEIGHTS, Run, read_run
+from simulation.runs import CHECKPOINT, METRICS, WEIGHTS, Run, read_run
 
 TUNING_SEED = 1000  # none of those that count
 Progress = Callable[[str, int, int], None]
@@ -65,13 +65,15 @@ class Reproduction:
 class Workplace:
     """Where runs, bundles and data lie, and how many runs go on at a time.
 
-    Runs that are in the logs are not done again, wherever they were done; those that end are put there.
+    Runs that are in the logs are not done again, wherever they were done, or go on from there. `until`, by `time.time`,
+    is when runs are left, to go on with the next command.
     """
 
     runs: Path
     data_dir: Path | None = None
     jobs: int = 1
     logs: Logs | None = None
+    until: float | None = None
 
     def logged(self, row: PaperRow, seed: int) -> Run | None:
         """Return a run of a row from the logs."""
@@ -128,10 +130,10 @@ def _result(
         folder = place.runs / spec.folder
         if spec.folder in failed or not (folder / METRICS).is_file():
             continue
-        run = read_run(folder)
-        (over if _is_over(folder) else begun).append(run)
-        if place.logs and _is_over(folder):
-            place.logs.write(row, spec.seed, run)
+        run, is_over = read_run(folder), _is_over(folder)
+        (over if is_over else begun).append(run)
+        if place.logs:
+            place.logs.write(row, spec.seed, run, None if is_over else folder / CHECKPOINT)
     jobs = [run.about.get("job", {}) for run in over] or [spec.whole_job for spec in specs]
     rate = str(jobs[0].get("local", {}).get("rate", ""))
     return RowResult(row, rate, tried, over, [failed[spec.folder] for spec in specs if spec.folder in failed], begun)
@@ -197,7 +199,9 @@ class _Work:
         tasks = {}
         for row, spec in wanted:
             bundle = bundle_of(row.model, row.widths, self.place.runs / "bundles")
-            tasks[spec.folder] = (spec, self.place.runs, bundle, self.place.data_dir)
+            if self.place.logs:
+                self.place.logs.restore(row, spec.seed, self.place.runs / spec.folder)
+            tasks[spec.folder] = (spec, self.place.runs, bundle, self.place.data_dir, self.place.until)
         failed = {}
         for done, (folder, failure) in enumerate(self.run_all(tasks)):
             self.progress(f"{what}: {folder}", done + 1, len(tasks))

@@ -27,18 +27,22 @@ def reproduce(
         list[str] | None, typer.Option(help="Run only rows whose names contain this; may be given again.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; without it one for each core.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Leave runs after this time; the next command goes on with them.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a table of a paper again: every row with the same data, seeds and choice of rates.
 
     Writes reproduce-TABLE-SCALE.json, .md and .png. A command that was interrupted goes on where it was.
 
-    With --rows, the other rows of the results are those that earlier commands ran. At scale full the rounds of each
-    run that ended are kept in OUT/logs, and are not run again where the runs' own folder is missing.
+    With --rows, the other rows of the results are those that earlier commands ran. At scale full the rounds of
+    each run are kept in OUT/logs, with a small model's checkpoint: another machine does not run them again.
 
     Example: embrace bench reproduce fedavg-table2 --scale short --data-dir data
     """
     import os
+    import time
 
     from bench.papers import TABLES
 
@@ -55,8 +59,9 @@ def reproduce(
     from bench.papers.runner import reproduce as run
 
     with show.progress(table) as progress:
+        until = None if hours is None else time.time() + 3600 * hours
         logs = Logs(out / "logs" / f"{table}-{scale}") if scale == "full" else None
-        place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1, logs)
+        place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1, logs, until)
         found = run(TABLES[table], scale, seeds, place, progress, rows or ())
     name = f"reproduce-{table}-{scale}"
     stored = out / f"{name}.json"

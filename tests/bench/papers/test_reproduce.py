@@ -131,6 +131,19 @@ def test_rows_of_a_stored_report_and_logged_runs_need_no_runs(tmp_path):
     assert not was_run(report(changed, stored)["rows"][0])
 
 
+def test_a_run_that_is_left_goes_on_elsewhere(tmp_path):
+    rows = [PaperRow("row", "digits", {**JOB, "num_rounds": 3})]
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
+    whole = reproduce(table, "short", 1, Workplace(tmp_path / "whole")).rows[0].runs[0]
+    logs = Logs(tmp_path / "logs")
+    left = reproduce(table, "short", 1, Workplace(tmp_path / "here", logs=logs, until=0.0)).rows[0]
+    assert not left.runs and len(left.begun[0].rounds) == 1
+    on = reproduce(table, "short", 1, Workplace(tmp_path / "there", logs=logs)).rows[0]
+    assert [line["accuracy"] for line in on.runs[0].rounds] == [line["accuracy"] for line in whole.rounds]
+    assert on.runs[0].rounds[0]["seconds"] == left.begun[0].rounds[0]["seconds"]  # it was not done again
+    assert not list(tmp_path.glob("logs/*/checkpoint")) and logs.read(table.setting("short").rows[0], 0)
+
+
 def test_rows_run_alone_know_the_rates_that_an_earlier_command_tried(tmp_path):
     rows = [PaperRow(name, "digits", {**JOB, "num_rounds": n}) for n, name in ((3, "first"), (4, "second"))]
     setting = Setting("in words", rows, ("0.1", "0.2"), 0.5)
