@@ -19,6 +19,7 @@ from edge_runtime.client import FIRST_PAUSE, LONGEST_PAUSE, Declined, DeviceClie
 from edge_runtime.connection import Unreachable, WrongConnection
 from edge_runtime.data import Samples, check_trainable, load_samples
 from edge_runtime.data.load import Data
+from edge_runtime.data.text import is_text
 from edge_runtime.data_reference import file_of
 from edge_runtime.device import Device, DeviceMemory
 from edge_runtime.device_state import KeptFiles, forget_finished
@@ -107,6 +108,7 @@ class Agent:
         server: str,
         data: Data,
         *,
+        tokenizer: str | Path | None = None,
         token: str | None = None,
         name: str | None = None,
         memory: str | None = None,
@@ -127,7 +129,8 @@ class Agent:
         """Connect this machine to a coordinator.
 
         `token` is an enrolment token, needed the first time. `data` is a pair of arrays, FILE.npz, a folder of images
-        by class, FILE.csv or FILE.py:NAME. `memory` is a budget such as "64MB" for the whole process; `tier` or
+        by class, FILE.csv, FILE.jsonl, FILE.txt or FILE.py:NAME; `tokenizer` makes tokens of texts, without it the
+        bundle's. `memory` is a budget such as "64MB" for the whole process; `tier` or
         `boundary` fix what is trained.
         `trust` are public keys, or files with them: bundles of other signers are refused. Without, the signer of the
         first bundle is remembered. `limits` bound what any task may take here.
@@ -137,6 +140,8 @@ class Agent:
         settings = RuntimeSettings(threads, spinning)
         device = Device(data, folder, memory, tier, engine, profile, settings, boundary=boundary)
         device = replace(device, limits=limits or OwnLimits(), trust=tuple(map(read_public, trust)))
+        if tokenizer is not None:
+            device = replace(device, tokenizer=Path(tokenizer).resolve())
         if not isinstance(data, tuple) and not file_of(str(data)).exists():
             raise InputError(f"no such file: {file_of(str(data))}")
         check_work_folder(folder)
@@ -366,7 +371,10 @@ class Agent:
             self._room.in_use = {work}
             bundle = RemoteBundle(self.client, offer.bundle, self.device.work, work, self._room.take)
             self._room.in_use |= {bundle.cache / ref.sha256 for ref in bundle.manifest.files()}
-            samples, held_out = load_samples(self.device.data, bundle.manifest), None
+            data, tokenizer = self.device.data, self.device.tokenizer
+            if tokenizer is None and not isinstance(data, tuple) and is_text(str(data)):
+                tokenizer = bundle.tokenizer()
+            samples, held_out = load_samples(data, bundle.manifest, tokenizer=tokenizer), None
             if task.holdout:  # by the device's own seed: the same samples in every round, also after a restart
                 samples, held_out = samples.split(task.holdout, task.seed)
             check_trainable(samples, self.device.allow_single_class)

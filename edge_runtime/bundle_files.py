@@ -33,6 +33,11 @@ def read_manifest(directory: Path) -> Manifest:
         raise BundleError(f"{path}: {error}") from None
 
 
+def own_tokenizer(directory: Path, manifest: Manifest) -> Path | None:
+    """Return the tokenizer that a bundle carries, if it has one."""
+    return directory / manifest.tokenizer.name if manifest.tokenizer is not None else None
+
+
 def file_ref(directory: Path, name: str) -> FileRef:
     """Describe a file as it is on disk; it is read in chunks, because weights may be larger than memory."""
     digest, size = hashlib.sha256(), 0

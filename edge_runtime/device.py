@@ -48,6 +48,7 @@ class Device:
     limits: OwnLimits = field(default_factory=OwnLimits)
     trust: tuple[str, ...] = ()  # public keys; none: the signer that is met first
     boundary: str | None = None
+    tokenizer: Path | None = None  # makes tokens of texts; None: the bundle's
 
     def __post_init__(self) -> None:
         check_engine(self.engine)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.bundle_files import map_weights, read_manifest
+from edge_runtime.bundle_files import map_weights, own_tokenizer, read_manifest
 from edge_runtime.calibrate import batches_of, calibrated
 from edge_runtime.data import load_samples
 from edge_runtime.engine.choose import open_step
@@ -21,7 +21,11 @@ def score_version(bundle: Path, weights: Path, data: Path, statistics: str = "gl
     """Score weights; with static `statistics` those of batch norm are computed from the data for these weights."""
     manifest = read_manifest(bundle)
     uploaded = data.suffix == ".safetensors"
-    samples = open_samples(data, manifest, "evaluate.data") if uploaded else load_samples(data, manifest)
+    samples = (
+        open_samples(data, manifest, "evaluate.data")
+        if uploaded
+        else load_samples(data, manifest, tokenizer=own_tokenizer(bundle, manifest))
+    )
     vector = map_weights(weights, manifest.space)
     if statistics == "static":
         step = open_step(bundle, manifest, manifest.whole)

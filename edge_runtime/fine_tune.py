@@ -16,6 +16,7 @@ import numpy as np
 from edge_runtime.budget import Allowance
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples, check_trainable
+from edge_runtime.data.input_adapter import chunks
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.layers import BundleSource, TrainedSource
 from edge_runtime.memory import PeakMeter, current_memory
@@ -205,7 +206,9 @@ def _key(directory: Path, settled: Settled, allowance: Allowance, train: Samples
 def _fingerprint(samples: Samples) -> str:
     """Tell data sets apart by all labels and a few inputs, without reading the whole of them."""
     numbers = np.unique(np.linspace(0, len(samples) - 1, _FINGERPRINTED).astype(np.int64))
-    digest = hashlib.sha256(np.ascontiguousarray(samples.labels).data)
+    digest = hashlib.sha256()
+    for _, labels in chunks(samples.labels):
+        digest.update(np.ascontiguousarray(labels).data)
     for number in numbers:
         digest.update(samples.batch(number[None])[0].tobytes())
     return digest.hexdigest()

@@ -75,6 +75,10 @@ class RemoteBundle:
             self._sound.add(ref.sha256)
         return path
 
+    def tokenizer(self) -> Path | None:
+        """Fetch the tokenizer, if the bundle has one; the manifest bounds its size."""
+        return self.file(self.manifest.tokenizer) if self.manifest.tokenizer is not None else None
+
     def training_files(self, boundary: Boundary, engine: str) -> None:
         """Fetch everything that an engine needs for a boundary; refuse a graph that does other things than training."""
         self._frozen_file()

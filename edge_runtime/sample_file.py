@@ -38,7 +38,8 @@ def write_samples(samples: TrainingSamples, path: Path) -> None:
         for start in range(0, len(samples), _AT_ONCE):
             inputs = samples.batch(np.arange(start, min(start + _AT_ONCE, len(samples))))[0]
             file.write(np.ascontiguousarray(inputs, _DTYPES[dtypes[INPUTS]]).data)
-        file.write(np.ascontiguousarray(labels, _DTYPES[dtypes[LABELS]]).data)
+        for _, some in chunks(labels):
+            file.write(np.ascontiguousarray(some, _DTYPES[dtypes[LABELS]]).data)
 
 
 def map_samples(path: Path) -> tuple[Array, Array]:

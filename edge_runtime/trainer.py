@@ -370,7 +370,7 @@ class Trainer:
         if self.manifest.frozen(boundary):
             assert self._stored is not None
             self._stored.rows.read(np.searchsorted(self._stored.numbers, indices), x)
-            np.take(self.samples.labels, indices, axis=0, out=labels, mode="clip")
+            labels[...] = self.samples.labels[indices]
             return
         inputs, labels[...] = self.samples.batch(indices)
         augmentation = Augmentation(task.crop, task.flip)

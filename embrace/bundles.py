@@ -78,6 +78,7 @@ class Bundle:
             "inputs": None if manifest.inputs is None else [asdict(item) for item in manifest.inputs],
             "output": asdict(manifest.output),
             "classes": None if manifest.classes is None else list(manifest.classes),
+            "tokenizer": None if manifest.tokenizer is None else asdict(manifest.tokenizer),
             "preprocessing": None if manifest.preprocessing is None else asdict(manifest.preprocessing),
             "batch": batch or manifest.batch,
             "layers": [describe_layer(layer) for layer in manifest.layers],
@@ -237,6 +238,7 @@ def export(
     lora_alpha: float | None = None,
     lora_full: str | None = None,
     frozen: Storage | None = None,
+    tokenizer: str | Path | None = None,
     batch: int | None = None,
     seed: int = 0,
     sign: str | Path | None = None,
@@ -251,8 +253,9 @@ def export(
     temporary folder that is removed together with the object.
 
     `classes` are names in the order of their numbers, or data that has them: a folder with one sub-folder of images per
-    class, or FILE.csv. Stored values become inputs by (value × scale − mean) / std on every device; without `scale`,
-    bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private key.
+    class, FILE.csv or FILE.jsonl. Stored values become inputs by (value × scale − mean) / std on every device; without
+    `scale`, bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private
+    key.
 
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
     `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.
@@ -260,7 +263,8 @@ def export(
     `lora` is the rank of adapters that are trained in the place of the weights: on the layers that `lora_layers` names
     ("*.q_proj,*.v_proj"; default: every linear one), scaled by `lora_alpha` / rank (default: the rank, so 1). Layers
     that `lora_full` names are trained themselves. `frozen` stores what is not trained as "float32", "float16", "int8"
-    or "int4", in one file that all graphs read.
+    or "int4", in one file that all graphs read. `tokenizer` is a tokenizer.json that travels in the bundle, so that
+    devices take texts.
 
     >>> bundle = embrace.export(model, folder / "bundle", sample=x, tiers={"weak": 0.5})
     >>> bundle.tiers
@@ -290,6 +294,7 @@ def export(
         new_head=new_head,
         lora=parse_lora(lora, lora_layers, lora_alpha, lora_full),
         frozen=frozen,
+        tokenizer=tokenizer,
     )
     choices = Choices(split, tiers, engines, widths)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
@@ -339,6 +344,7 @@ def open_source(
     inputs: Sequence[NamedInput] | None = None,
     lora: Lora | None = None,
     frozen: str | None = None,
+    tokenizer: str | Path | None = None,
 ) -> ModelSource:
     """Return a model before it is captured, with everything that is known about its use."""
     from model_export.source import load_source, module_source
@@ -401,6 +407,7 @@ def open_source(
         loss=replace(source.loss, **changes),
         classes=None if classes is None else tuple(map(str, classes)),
         preprocessing=None if preprocessing == PLAIN else preprocessing,
+        tokenizer=source.tokenizer if tokenizer is None else Path(tokenizer),
     )
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from edge_runtime.bundle_files import check_bundle, file_ref, map_weights, read_manifest
+from edge_runtime.bundle_files import check_bundle, file_ref, map_weights, own_tokenizer, read_manifest
 from edge_runtime.connection import Unreachable, mend, open_http, redirect
 from edge_runtime.signing import read_key, read_signer
 from federation.errors import DataError, InputError
 from federation.job import ON_COORDINATOR, UPLOADED
-from federation.manifest import MANIFEST_NAME, Manifest
+from federation.manifest import MANIFEST_NAME
 from federation.printable import printable
 from federation.signature import SIGNATURE_NAME
 
@@ -96,12 +96,12 @@ class Client:
         plan = job.to_json()  # before anything is sent: it refuses rules that devices do not have
         data = job.plan.evaluate.data if evaluation_data is None else evaluation_data
         if data is not None and not (isinstance(data, str) and data.startswith((UPLOADED, ON_COORDINATOR))):
-            sent = f"{UPLOADED}{self.send_evaluation_data(data, job.bundle.manifest)}"
+            sent = f"{UPLOADED}{self.send_evaluation_data(data, job.bundle)}"
             plan = {**plan, "evaluate": {**plan["evaluate"], "data": sent}}
         digest = self.send_bundle(job.bundle.path)
         return str(self.call("POST", "/jobs", json={"bundle": digest, "plan": plan})["id"])
 
-    def send_evaluation_data(self, data: Data, manifest: Manifest) -> str:
+    def send_evaluation_data(self, data: Data, bundle: Bundle) -> str:
         """Read samples on this machine and send them as the model takes them, unless they are there already.
 
         Returns their sha256. FILE.py:NAME runs here; the coordinator gets numbers.
@@ -110,7 +110,8 @@ class Client:
         from edge_runtime.sample_file import write_samples
 
         try:
-            samples = load_samples(data, manifest)
+            tokenizer = own_tokenizer(bundle.path, bundle.manifest)
+            samples = load_samples(data, bundle.manifest, tokenizer=tokenizer)
         except DataError as error:
             raise DataError(f"evaluate.data: {error}") from None
         with tempfile.TemporaryDirectory(prefix="embrace-") as folder:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from edge_runtime.budget import Allowance, allow, open_budget
+from edge_runtime.bundle_files import own_tokenizer
 from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
 from edge_runtime.data.load import Data
 from edge_runtime.engine.session import RuntimeSettings
@@ -19,7 +21,6 @@ from embrace.bundles import Bundle, Progress, quiet, written_to
 from embrace.trackers import OnRound, Tracker, tracked
 from federation.axes.local import LocalRule, parse_rule
 from federation.errors import InputError
-from federation.manifest import Manifest
 from federation.messages import Task
 from federation.metrics import Score
 from federation.schedule import parse_schedule
@@ -86,6 +87,7 @@ def train(
     test: Data | None = None,
     holdout: float = 0.1,
     label: str | None = None,
+    tokenizer: str | Path | None = None,
     memory: str | int | None = None,
     boundary: str | None = None,
     rounds: int = 5,
@@ -116,8 +118,9 @@ def train(
 ) -> Training:
     """Train as many output-side layers as the memory allows; the frozen ones are loaded one after the other.
 
-    `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv or
-    FILE.py:NAME; names of classes that it has travel in the trained bundle. `memory` is a budget such as "64MB";
+    `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv,
+    FILE.jsonl, FILE.txt or FILE.py:NAME; names of classes that it has travel in the trained bundle. `tokenizer` is the
+    tokenizer.json that makes tokens of texts; without it the bundle's. `memory` is a budget such as "64MB";
     `boundary` a boundary or tier instead. `clip_norm` shortens longer gradients; with `micro_batch` so many samples of
     a batch go through at once, and their gradients are added. With `out` an interrupted run goes on from its last
     round when it is repeated; without, the trained bundle is a temporary folder. `on_round` is called with the report
@@ -146,7 +149,9 @@ def train(
         kept = Path(checkpoint) if checkpoint is not None else target.with_name(f"{target.name}.checkpoint")
         check_target(target)
         bundle.check()
-        samples, held_out = _open_data(data, test, holdout, label, manifest, seed)
+        chosen = Path(tokenizer) if tokenizer is not None else own_tokenizer(bundle.path, manifest)
+        opened = partial(load_samples, manifest=manifest, label=label, tokenizer=chosen)
+        samples, held_out = _open_data(opened, data, test, holdout, seed)
         check_trainable(samples, allow_single_class)
         named = manifest if samples.class_names is None else replace(manifest, classes=tuple(samples.class_names))
         augmentation = parse_augmentation(augment)
@@ -226,12 +231,12 @@ def _tracked(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_data(
-    data: Data, test: Data | None, holdout: float, label: str | None, manifest: Manifest, seed: int
+    opened: Callable[[Data], Samples], data: Data, test: Data | None, holdout: float, seed: int
 ) -> tuple[Samples, Samples | None]:
     """Return the samples to train on, and those to score with."""
-    samples = load_samples(data, manifest, label=label)
+    samples = opened(data)
     if test is not None:
-        return samples, load_samples(test, manifest, label=label)
+        return samples, opened(test)
     return samples.split(holdout, seed) if holdout else (samples, None)
 
 

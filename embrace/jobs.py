@@ -86,7 +86,9 @@ class Job:
         if data is not None and (file.parent / file_of(data)).exists():
             plan = replace(plan, evaluate=replace(plan.evaluate, data=str((file.parent / data).resolve())))
         own: Table = {
-            key: str(Path(plan.simulate[key]).resolve()) for key in ("data", "test_data") if key in plan.simulate
+            key: str(Path(plan.simulate[key]).resolve())
+            for key in ("data", "test_data", "tokenizer")
+            if key in plan.simulate
         }
         return cls.from_plan(replace(plan, simulate={**plan.simulate, **own}), Bundle(bundle.resolve()))
 
@@ -114,6 +116,7 @@ def simulate(
     test_data: Data | None = None,
     test_share: float | None = None,
     label: str | None = None,
+    tokenizer: str | Path | None = None,
     devices: int | None = None,
     tiers: Mapping[str, int] | None = None,
     partition: str | None = None,
@@ -130,10 +133,11 @@ def simulate(
 ) -> Run:
     """Run a job on simulated devices, with the code that coordinator and devices run.
 
-    `data` is what a device takes: a pair of arrays, FILE.npz, a folder of images by class, FILE.csv or FILE.py:NAME; or
-    the name of a data set; or what the job file says. `test_data` has the same forms; without it `test_share` of your
-    data is held out, a fifth. `tiers` says how many devices train what, `partition` how the samples are dealt: "iid",
-    "dirichlet" with {"alpha": 0.1}, and others. The same seed gives the same result for any number of `workers`.
+    `data` is what a device takes: a pair of arrays, FILE.npz, a folder of images by class, FILE.csv, FILE.jsonl (with
+    `tokenizer`, if the bundle has none) or FILE.py:NAME; or the name of a data set; or what the job file says.
+    `test_data` has the same forms; without it `test_share` of your data is held out, a fifth. `tiers` says how many
+    devices train what, `partition` how the samples are dealt: "iid", "dirichlet" with {"alpha": 0.1}, and others. The
+    same seed gives the same result for any number of `workers`.
     `on_round` is called with the record of each round; `track` keeps it in "tensorboard", "mlflow" or "wandb", or in a
     tracker of your own (`embrace.trackers.Tracker`).
 
@@ -156,6 +160,7 @@ def simulate(
             test_data=test_data,
             test_share=test_share,
             label=label,
+            tokenizer=tokenizer,
             devices=devices,
             tiers=tiers,
             partition=partition,

@@ -25,8 +25,10 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.safetensors"
 FROZEN_NAME = "frozen.safetensors"
+TOKENIZER_NAME = "tokenizer.json"
 MOST_BATCHES = 64  # at which the memory of a boundary is predicted
 MAX_MANIFEST_BYTES = 16 << 20  # a network of a thousand layers needs about one megabyte
+MAX_TOKENIZER_BYTES = 32 << 20  # a vocabulary of 250,000 pieces needs about 17
 LONGEST_CLASS = 200  # characters of a class's name
 
 # A file of a bundle lies in its directory or at most two folders below; no part starts with a dot, so no way out.
@@ -226,6 +228,7 @@ class Manifest:
     # What a model of several inputs takes; `input` is then the row of all of them.
     inputs: tuple[NamedInput, ...] | None = field(default=None, metadata=ABSENT)
     stored: FileRef | None = field(default=None, metadata=ABSENT)  # weights that no device trains, for all graphs
+    tokenizer: FileRef | None = field(default=None, metadata=ABSENT)  # makes token ids of texts
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -250,6 +253,8 @@ class Manifest:
             self._check_classes(self.classes)
         if self.inputs is not None:
             self._check_inputs(self.inputs)
+        if self.tokenizer is not None and self.tokenizer.bytes > MAX_TOKENIZER_BYTES:
+            raise BundleError(f"tokenizer: expected at most {MAX_TOKENIZER_BYTES >> 20} MiB")
         if self.preprocessing is not None:
             try:
                 self.preprocessing.check(self.input.shape, self.input.dtype)
@@ -381,6 +386,7 @@ class Manifest:
         """List every file of the bundle but the manifest itself."""
         found = [self.weights, *(layer.forward for layer in self.layers)]
         found += [self.stored] if self.stored else []
+        found += [self.tokenizer] if self.tokenizer else []
         for boundary in self.boundaries:
             found += [boundary.train] if boundary.train else []
             found += boundary.ort_training

@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.bundle_files import file_ref, write_weights
+from edge_runtime.data.token_file import check_tokenizer
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from federation.capacity import capacity
 from federation.errors import EmbraceError, InputError
 from federation.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
+    TOKENIZER_NAME,
     WEIGHTS_NAME,
     Boundary,
     FileRef,
@@ -155,6 +157,8 @@ def export_bundle(
     choices = choices or Choices()
     if choices.widths and (source.origin.lora or source.origin.storage):
         raise InputError("narrow models have no adapters and no stored weights; give --widths, or --lora and --frozen")
+    if source.tokenizer is not None:
+        check_tokenizer(source.tokenizer)
     out = out.resolve()
     _check_target(out)
     progress("capturing the model", 0, 1)
@@ -247,6 +251,7 @@ def _write(
         preprocessing=source.preprocessing,
         inputs=source.inputs,
         stored=frozen,
+        tokenizer=_copy_tokenizer(source, directory),
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -262,6 +267,13 @@ def _write(
     manifest = replace(plain, boundaries=tuple(boundaries), tiers=named, notes=tuple(notes))
     (directory / MANIFEST_NAME).write_bytes(dumps(manifest).encode())  # as text Windows would end lines otherwise
     return manifest
+
+
+def _copy_tokenizer(source: ModelSource, directory: Path) -> FileRef | None:
+    if source.tokenizer is None:
+        return None
+    shutil.copyfile(source.tokenizer, directory / TOKENIZER_NAME)
+    return file_ref(directory, TOKENIZER_NAME)
 
 
 def _to_write(

@@ -59,6 +59,7 @@ class ModelSource:
     classes: tuple[str, ...] | None = None  # names of the classes, in the order of their numbers
     preprocessing: Preprocessing | None = None  # how stored values become inputs
     inputs: tuple[NamedInput, ...] | None = None  # of a model that takes several; shape and type are then the row's
+    tokenizer: Path | None = None  # tokenizer.json, which travels in the bundle
 
     def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
         """Random input of the right shape and type."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.bundle_files import read_manifest
+from edge_runtime.bundle_files import own_tokenizer, read_manifest
 from edge_runtime.data import Samples, TrainingSamples, from_arrays, load_samples
 from edge_runtime.data.archive import read_groups
 from edge_runtime.data.load import Data
@@ -45,6 +45,7 @@ from simulation.shared_samples import SharedSamples, convert
 
 Numbers = NDArray[np.int64]
 ARRAYS = "arrays"  # stands in a table for data that has no name
+_OF_DATA = ("label", "tokenizer", "test_data", "test_share")  # keys that belong to own data
 BLIND = ("iid", "natural")  # partitioners that need no classes
 
 
@@ -56,6 +57,7 @@ class FleetTable:
     dataset: str = "digits"  # a data set by name
     data: str | None = None  # instead: own data, as `embrace train --data` takes it
     label: str | None = None  # of .csv files: the column
+    tokenizer: str | None = None  # of texts: tokenizer.json; None: the bundle's
     test_data: str | None = None  # own data for testing
     test_share: float = 0.2  # without it: the share of the data that is held out
     partitioner: str = "iid"
@@ -79,7 +81,7 @@ class FleetTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return what tells runs apart: the name of own data has a digest of its samples, wherever they lie."""
-        left_out = ("data", "label", "test_data", "test_share", *(["pace"] if self.pace is None else []))
+        left_out = ("data", *_OF_DATA, *(["pace"] if self.pace is None else []))
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
@@ -89,10 +91,10 @@ def fleet_table(plan: Plan, given: Mapping[str, Any]) -> FleetTable:
     theirs = dict(plan.simulate)
     if {"data", "dataset"} <= theirs.keys():
         raise FieldError(("simulate", "data"), "expected own data or a data set by its name, got both; remove dataset")
-    for name, replaced in (("data", ["dataset"]), ("dataset", ["data", "label", "test_data", "test_share"])):
+    for name, replaced in (("data", ["dataset"]), ("dataset", ["data", *_OF_DATA])):
         theirs = {key: value for key, value in theirs.items() if name not in own or key not in replaced}
     told = {**theirs, **own}
-    for name in ("label", "test_data", "test_share"):
+    for name in _OF_DATA:
         if name in told and "data" not in told:
             raise FieldError(("simulate", name), "belongs to own data; a data set by its name has test data of its own")
     if given.get("devices") is not None and given.get("tiers") is None and "tiers" in plan.simulate:
@@ -220,7 +222,7 @@ def read_job(
         raise error.on_line(line_of(text, error.path)) from None
     rounds = plan.num_rounds if num_rounds is None else num_rounds
     beside: dict[str, Any] = {
-        key: str(file.parent / plan.simulate[key]) for key in ("data", "test_data") if key in plan.simulate
+        key: str(file.parent / plan.simulate[key]) for key in ("data", "test_data", "tokenizer") if key in plan.simulate
     }
     plan = replace(plan, num_rounds=rounds, seed=plan.seed if seed is None else seed)
     return replace(plan, simulate={**plan.simulate, **beside}), file.parent / plan.bundle
@@ -273,17 +275,18 @@ def _of_own_data(
 
     The name tells one set of samples from another, so that a run does not go on with other data.
     """
-    samples = _open(data, manifest, table.label, "data")
+    tokenizer = Path(table.tokenizer) if table.tokenizer is not None else own_tokenizer(bundle, manifest)
+    samples = _open(data, manifest, table.label, tokenizer, "data")
     groups = read_groups(Path(samples.name)) if samples.name.endswith(".npz") else None
     if groups is not None and len(groups) != len(samples):
         raise DataError(f"{samples.name}: {len(samples)} samples but {len(groups)} groups")
     if test_data is None:
         train, test = samples.split(table.test_share, seed=0)
     else:
-        train, test = samples, _open(test_data, manifest, table.label, "test_data")
+        train, test = samples, _open(test_data, manifest, table.label, tokenizer, "test_data")
     if min(len(train), len(test)) < 1:
         raise DataError(f"{samples.name}: {len(samples)} samples are too few to train on some and to test on others")
-    labels = train.labels.reshape(-1).astype(np.int64) if train.are_classes else None
+    labels = train.labels[:].reshape(-1).astype(np.int64) if train.are_classes else None
     digest, shared = sha256(), []
     for part in (train, test):
         inputs, targets = convert(part)
@@ -296,9 +299,9 @@ def _of_own_data(
     return SimulatedFleet(plan, table, bundle, manifest, shared[0], shared[1], labels, kept)
 
 
-def _open(data: Data, manifest: Manifest, label: str | None, name: str) -> Samples:
+def _open(data: Data, manifest: Manifest, label: str | None, tokenizer: Path | None, name: str) -> Samples:
     if isinstance(data, (str, Path)):
-        return load_samples(data, manifest, label=label)
+        return load_samples(data, manifest, label=label, tokenizer=tokenizer)
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         raise InputError(f"{name}: expected a pair of arrays, inputs and labels, or a reference to data")
     return load_samples((data[0], data[1]), manifest)

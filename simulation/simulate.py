@@ -62,6 +62,7 @@ def simulate(
     test_data: Data | None = None,
     test_share: float | None = None,
     label: str | None = None,
+    tokenizer: Path | str | None = None,
     data_dir: Path | None = None,
     devices: int | None = None,
     tiers: Mapping[str, int] | None = None,
@@ -81,8 +82,9 @@ def simulate(
 ) -> Run:
     """Run a job on simulated devices. The same seed gives the same result, whatever the number of processes.
 
-    data: what a device takes: a pair of arrays, FILE.npz, FILE.csv (`label` is its column), a folder of images by class
-        or FILE.py:NAME; or the name of a data set below `data_dir`; without it the job's.
+    data: what a device takes: a pair of arrays, FILE.npz, FILE.csv (`label` is its column), a folder of images by
+        class, FILE.jsonl (`tokenizer` makes tokens of texts; without it the bundle's) or FILE.py:NAME; or the name of a
+        data set below `data_dir`; without it the job's.
     test_data, test_share: own data for testing in any of these forms, or the share that is held out for it (a fifth),
         the same share of each class and the same samples for every seed.
     devices, tiers, partition: how many devices, how many of which tier, how samples are dealt ("iid", "dirichlet" with
@@ -102,6 +104,7 @@ def simulate(
     constants = partition_constants if partition is None else dict(partition_constants or {})
     given: dict[str, Any] = {"devices": devices, "partitioner": partition, "partition": constants}
     given |= {"test_share": test_share, "label": label}
+    given["tokenizer"] = None if tokenizer is None else str(tokenizer)
     if tiers is not None:
         counts = dict(tiers) if isinstance(tiers, Mapping) else {}
         if not counts or not all(isinstance(count, int) and count >= 0 for count in counts.values()):

@@ -1,4 +1,4 @@
-"""What the user named: arrays, an archive, a folder of images, a table or a function. All become `Samples`."""
+"""What the user named: arrays, an archive, images, a table, texts or a function. All become `Samples`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ from edge_runtime.data.named_inputs import Inputs
 from edge_runtime.data.pictures import folder_classes, read_folder
 from edge_runtime.data.samples import Samples, from_arrays
 from edge_runtime.data.table import read_table, table_classes
+from edge_runtime.data.text import is_text, read_texts, text_classes, text_form
 from edge_runtime.data.user_file import read_user_file
+from edge_runtime.data_reference import JSON_LINES, file_of
 from federation.errors import DataError, InputError
 from federation.manifest import Manifest
 
 # A reference, or inputs and labels; several inputs by name.
 Data = str | Path | tuple[ArrayLike | Mapping[str, ArrayLike], ArrayLike]
-FORMS = "FILE.npz, FILE.csv, FILE.py:NAME or a folder with one sub-folder of images per class"
+FORMS = "FILE.npz, FILE.csv, FILE.jsonl, FILE.txt, FILE.py:NAME or a folder with one sub-folder of images per class"
 
 
 def load_classes(reference: str, label: str | None = None) -> list[str]:
-    """Read names of classes from data: sub-folders of images, or labels of a table, in the order of their numbers."""
+    """Read names of classes from data: sub-folders, labels of a table or of texts, in the order of their numbers."""
     path = Path(reference)
     if path.is_dir():
         return folder_classes(path)
     if path.suffix.lower() == ".csv":
         return table_classes(path, reference, label)
-    raise DataError(f"{reference} has no names of classes; expected a folder with a sub-folder for each, or FILE.csv")
+    if JSON_LINES in reference.lower():
+        return text_classes(reference)
+    raise DataError(
+        f"{reference} has no names of classes; expected a folder with a sub-folder for each, FILE.csv or FILE.jsonl"
+    )
 
 
-def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) -> Samples:
-    """Open local data and check all of it against the model. `label` is a .csv file's column, by name or number."""
+def load_samples(data: Data, manifest: Manifest, *, label: str | None = None, tokenizer: Path | None = None) -> Samples:
+    """Open local data and check all of it against the model.
+
+    `label` is a .csv file's column, by name or number; `tokenizer` makes token ids of texts.
+    """
     names = [item.name for item in manifest.inputs or ()]
     inputs: Inputs
     if isinstance(data, tuple):
@@ -44,10 +53,13 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) ->
     reference = str(data)
     path, ending = Path(reference), Path(reference).suffix.lower()
     if label is not None and ending != ".csv":
-        raise InputError(f"{reference}: only .csv files have a label column to choose")
+        raise InputError(f"{reference}: only .csv files have a label column to choose; of texts FILE.jsonl:TEXT:LABEL")
     if ".py:" in reference:
         inputs, labels = read_user_file(reference, names)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": "in memory"})
+    if is_text(reference) and file_of(reference).exists() and (text_form(manifest) or not path.is_dir()):
+        inputs, labels, classes, about = read_texts(reference, manifest, tokenizer)
+        return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=classes)
     if path.is_dir() and names:
         raise DataError(
             f"{reference} has images alone, the model {manifest.name!r} takes {', '.join(names)}; use FILE.npz"
@@ -55,8 +67,8 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None) ->
     if path.is_dir():
         pictures, numbers, folders = read_folder(path, reference, manifest)
         return from_arrays(pictures, numbers, manifest, name=reference, about=pictures.about, class_names=folders)
-    if not path.exists():
-        raise DataError(f"no such file: {reference}")
+    if not file_of(reference).exists():
+        raise DataError(f"no such file: {file_of(reference)}")
     if ending not in (".npz", ".csv"):
         raise DataError(f"cannot tell what {reference!r} is: expected {FORMS}")
     if not path.is_file():

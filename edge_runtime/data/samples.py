@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.input_adapter import Array, InputFit, Rows, check_inputs, fit_inputs
+from edge_runtime.data.input_adapter import Array, InputFit, Rows, check_inputs, chunks, fit_inputs
 from edge_runtime.data.named_inputs import Inputs, pack_inputs
 from edge_runtime.data.prng import shuffled
-from edge_runtime.data.targets import Targets, fit_targets
+from edge_runtime.data.targets import Labels, Targets, fit_targets
 from federation.errors import DataError, EmptyData, InputError, SingleClass
 from federation.manifest import Manifest
 
@@ -23,7 +23,7 @@ class TrainingSamples(Protocol):
     """What training and scoring ask of local data."""
 
     @property
-    def labels(self) -> Array:
+    def labels(self) -> Labels:
         """All labels in the model's type and shape."""
 
     def __len__(self) -> int: ...
@@ -63,9 +63,9 @@ class Samples:
         return np.arange(len(self)) if self._chosen is None else self._chosen
 
     @cached_property
-    def labels(self) -> Array:
+    def labels(self) -> Labels:
         """All labels in the model's type and shape, made when first asked for."""
-        return self._targets.take(slice(None) if self._chosen is None else self._chosen)
+        return self._targets.view(self._chosen)
 
     @property
     def ignored_label(self) -> int | None:
@@ -94,7 +94,7 @@ class Samples:
         """Report how many there are, of which classes (null if labels are no classes), how stored and converted."""
         classes: dict[str, int] | None = None
         if self.are_classes:
-            values, counts = np.unique(self.labels, return_counts=True)
+            values, counts = np.unique(self.labels[:], return_counts=True)
             classes = {self._class_name(int(value)): int(count) for value, count in zip(values, counts)}
         return {"count": len(self), "classes": classes, "input": self._fit.describe(), **self._about}
 
@@ -115,7 +115,7 @@ class Samples:
         )
 
 
-def hold_out(labels: Array, are_classes: bool, fraction: float, seed: int) -> NDArray[np.bool_]:
+def hold_out(labels: Labels, are_classes: bool, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Choose the samples to hold out: about `fraction` of them, the same share of each class, never all.
 
     A class with a single sample stays in training.
@@ -125,7 +125,7 @@ def hold_out(labels: Array, are_classes: bool, fraction: float, seed: int) -> ND
     count = len(labels)
     order = shuffled(count, seed, _SPLIT)
     if are_classes:
-        _, which, counts = np.unique(labels.reshape(-1), return_inverse=True, return_counts=True)
+        _, which, counts = np.unique(labels[:].reshape(-1), return_inverse=True, return_counts=True)
         order = order[np.argsort(which.reshape(-1)[order], kind="stable")]
         order = order[counts[which.reshape(-1)[order]] > 1]
     wanted = round(count * fraction) or int(fraction > 0)
@@ -161,14 +161,24 @@ def from_arrays(
     return Samples(name, inputs, fit, targets, about=about, class_names=class_names or manifest.classes)
 
 
+def _first_labels(samples: Samples) -> Array:
+    """Return different labels that count, all of those up to the samples that have a second one."""
+    found: Array = np.zeros(0, samples.labels.dtype)
+    for _, some in chunks(samples.labels):
+        found = np.union1d(found, some)
+        found = found[found != samples.ignored_label] if samples.ignored_label is not None else found
+        if len(found) > 1:
+            break
+    return found
+
+
 def check_trainable(samples: Samples, allow_single_class: bool = False) -> None:
     """Refuse data that a model cannot learn from: none, or (unless allowed) of one class only."""
     if len(samples) == 0:
         raise EmptyData(f"{samples.name} has no samples")
     if not (samples.are_classes or samples.labels.dtype.kind == "i"):
         return
-    found = np.unique(samples.labels)
-    found = found[found != samples.ignored_label] if samples.ignored_label is not None else found
+    found = _first_labels(samples)
     if len(found) == 0:
         raise EmptyData(f"{samples.name}: every label is {samples.ignored_label}, which does not count")
     if len(found) == 1 and not allow_single_class:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,20 @@ from numpy.typing import NDArray
 from edge_runtime.data.input_adapter import Array, chunks, first_bad, same_but_for_ones, shape_text
 from federation.errors import DataError
 from federation.manifest import CLASSIFYING, Loss, Manifest
+
+
+class Labels(Protocol):
+    """Labels in the model's type and shape, the first axis counting samples: in memory, or converted when asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, indices: Any, /) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -34,15 +48,45 @@ class Targets:
         chosen = np.asarray(self.raw[indices])
         return np.ascontiguousarray(chosen.reshape(len(chosen), *self.shape), self.dtype)
 
-    def are_classes(self, labels: Array) -> bool:
+    def view(self, chosen: NDArray[np.int64] | None) -> Labels:
+        """Return labels of some samples, or of all; many to a sample are converted when they are asked for."""
+        if math.prod(self.shape) == 1:
+            return self.take(slice(None) if chosen is None else chosen)
+        return _Converted(self, np.arange(len(self.raw)) if chosen is None else chosen)
+
+    def are_classes(self, labels: Labels) -> bool:
         return are_classes(labels, self.shape, self.loss)
 
 
-def are_classes(labels: Array, shape: tuple[int, ...], loss: str) -> bool:
+class _Converted:
+    """Labels that stay where they lie: those of a language model are as many as its tokens."""
+
+    def __init__(self, targets: Targets, chosen: NDArray[np.int64]) -> None:
+        self._targets = targets
+        self._chosen = chosen
+        self.shape = (len(chosen), *targets.shape)
+        self.dtype = targets.dtype
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, indices: Any, /) -> Array:
+        one = isinstance(indices, (int, np.integer))
+        found = self._targets.take(np.atleast_1d(self._chosen[indices]))
+        return found[0] if one else found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+
+def are_classes(labels: Labels, shape: tuple[int, ...], loss: str) -> bool:
     """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
     if math.prod(shape) != 1:
         return False
-    return loss in CLASSIFYING or (loss == "bce_with_logits" and bool(((labels == 0) | (labels == 1)).all()))
+    if loss != "bce_with_logits":
+        return loss in CLASSIFYING
+    numbers = labels[:]
+    return bool(((numbers == 0) | (numbers == 1)).all())
 
 
 def order_classes(name: str, what: str, found: list[str], manifest: Manifest, remedy: str) -> list[str]:

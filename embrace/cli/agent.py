@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def agent(
     server: Annotated[str, typer.Option(help="The coordinator's address: http://HOST:8470", envvar="EMBRACE_SERVER")],
-    data: Annotated[str, typer.Option(help="FILE.npz, a folder of images by class, FILE.csv or FILE.py:NAME.")],
+    data: Annotated[str, typer.Option(help=show.DATA)],
+    tokenizer: show.Tokenizer = None,
     token: Annotated[
         str | None, typer.Option(help="Enrolment token; needed the first time.", envvar="EMBRACE_TOKEN")
     ] = None,
@@ -58,6 +59,7 @@ def agent(
             server,
             data,
             token=token,
+            tokenizer=tokenizer,
             name=name,
             memory=memory,
             tier=tier,

@@ -68,7 +68,8 @@ def export(
     ] = None,
     engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
     classes: Annotated[
-        str | None, typer.Option(help="Names in order, cat,dog; or data that has them: a folder of images or FILE.csv.")
+        str | None,
+        typer.Option(help="Names in order, cat,dog; or data that has them: a folder, FILE.csv or FILE.jsonl."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Of that FILE.csv: the column with the label.")] = None,
     scale: Annotated[
@@ -98,6 +99,9 @@ def export(
     frozen: Annotated[
         str | None, typer.Option(help="Store weights that are not trained as float32, float16, int8 or int4.")
     ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json that travels in the bundle: devices then take texts.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size at which capacity is quoted.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides the initial weights of a PyTorch model.")] = 0,
     sign: Annotated[Path | None, typer.Option(help="Sign with this private key ('embrace key new').")] = None,
@@ -117,6 +121,8 @@ def export(
     Example: embrace export bert.py:build --input input_ids=64:int64:30522 --input attention_mask=64:int64:2
 
     Example: embrace export lm.py:build --input 64 --dtype int64 --vocabulary 512 --classes-last --next-token
+
+    Example: embrace export lm.py:build --input 64 --dtype int64 --vocabulary 512 --tokenizer tokenizer.json
 
     Example: embrace export mymodel.py:build --input 128 --dtype int64 --vocabulary 30522 --lora 8 --frozen int4
     """
@@ -158,6 +164,7 @@ def export(
             new_head=new_head,
             lora=parse_lora(lora, lora_layers, lora_alpha, lora_full),
             frozen=frozen,
+            tokenizer=tokenizer,
             preprocessing=Preprocessing(
                 _fraction("--scale", scale) if scale is not None else None,
                 tuple(_fraction("--mean", part) for part in show.comma_list(mean)),
@@ -198,7 +205,7 @@ def _parse_shape(shape: str, text: str) -> tuple[int, ...]:
 
 def _parse_classes(text: str | None) -> str | list[str] | None:
     """Tell names from the data that has them."""
-    if text is None or text.lower().endswith(".csv") or Path(text).is_dir():
+    if text is None or text.lower().endswith((".csv", ".jsonl")) or Path(text).is_dir():
         return text
     return show.comma_list(text)
 

@@ -39,6 +39,8 @@ def inspect(
     screen.print(boundaries_table(manifest, batch))
     if manifest.classes is not None:
         screen.print(f"classes: {', '.join(manifest.classes)}", markup=False)
+    if manifest.tokenizer is not None:
+        screen.print(f"takes texts by its own {manifest.tokenizer.name}", markup=False)
     if manifest.preprocessing is not None:
         screen.print(f"stored values become inputs by: {manifest.preprocessing.describe()}", markup=False)
     screen.print(f"signed by {bundle.signer}" if bundle.signer else "not signed", markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,8 @@ Progress = Callable[[str, int, int], None]
 Track = Annotated[
     str | None, typer.Option(help="Keep the curves in tensorboard, mlflow or wandb: pip install 'embrace-fl[…]'.")
 ]
+DATA = "FILE.npz, a folder of images by class, FILE.csv, FILE.jsonl, FILE.txt or FILE.py:NAME."
+Tokenizer = Annotated[Path | None, typer.Option(help="Makes tokens of texts: tokenizer.json. Default: the bundle's.")]
 PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
 

@@ -18,9 +18,10 @@ def simulate(
     devices: Annotated[int | None, typer.Option(help="How many devices; tiers keep their shares.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Your own: FILE.npz, a folder of images by class, FILE.csv or FILE.py:NAME."),
+        typer.Option(help="Your own: FILE.npz, a folder of images by class, FILE.csv, FILE.jsonl or FILE.py:NAME."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="CSV: the column with the label, by name or number.")] = None,
+    tokenizer: show.Tokenizer = None,
     test_data: Annotated[str | None, typer.Option(help="Data to test on, in any of these forms.")] = None,
     test_share: Annotated[
         float | None, typer.Option(help="Without --test-data: share of your data held out. Default: 0.2")
@@ -87,6 +88,7 @@ def simulate(
             bundle,
             data or dataset,
             label=label,
+            tokenizer=tokenizer,
             test_data=test_data,
             test_share=test_share,
             data_dir=data_dir,

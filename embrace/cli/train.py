@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 def train(
     bundle: Annotated[Path, typer.Argument(help="A bundle, as 'embrace export' wrote it.")],
-    data: Annotated[str, typer.Option(help="FILE.npz, a folder of images by class, FILE.csv or FILE.py:NAME.")],
+    data: Annotated[str, typer.Option(help=show.DATA)],
     test: Annotated[str | None, typer.Option(help="Data to evaluate with, in any of these forms.")] = None,
     holdout: Annotated[float, typer.Option(help="Without --test: share of the data held out.")] = 0.1,
     label: Annotated[str | None, typer.Option(help="CSV: the column with the label, by name or number.")] = None,
+    tokenizer: show.Tokenizer = None,
     memory: Annotated[
         str | None, typer.Option(help="Memory budget of the whole process: 64MB. Default: what is free.")
     ] = None,
@@ -68,6 +69,8 @@ def train(
     goes on from its last round when the same command is given again.
 
     Example: embrace train bundles/resnet20 --data photos/ --memory 64MB --rounds 5
+
+    Example: embrace train minilm --data reviews.jsonl --memory 128MB --rule adamw=0.01 --rate 1e-4
     """
     named = bundle if bundle.name not in ("", "..") else bundle.resolve()  # '.' has no name of its own
     out = out or named.with_name(f"{bundle.resolve().name}-trained")
@@ -83,6 +86,7 @@ def train(
                 test=test,
                 holdout=holdout,
                 label=label,
+                tokenizer=tokenizer,
                 memory=memory,
                 boundary=boundary,
                 rounds=rounds,

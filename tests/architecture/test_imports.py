@@ -46,7 +46,7 @@ RULES = {
     "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors", "tomli"})),
     "edge_runtime": Rule(
         ours=frozenset({"edge_runtime", "federation"}),
-        outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "safetensors"}),
+        outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "safetensors", "tokenizers"}),
     ),
     "coordinator": Rule(
         ours=frozenset({"coordinator", "federation", *(f"edge_runtime.{name}" for name in PUBLIC_EDGE_RUNTIME)}),

@@ -226,8 +226,8 @@ REFUSED: list[tuple[Callable[[], str], Manifest, str]] = [
     (
         lambda: write_text("data.npy", ""),
         model(),
-        "cannot tell what 'data.npy' is: expected FILE.npz, FILE.csv, FILE.py:NAME or a folder with one "
-        "sub-folder of images per class",
+        "cannot tell what 'data.npy' is: expected FILE.npz, FILE.csv, FILE.jsonl, FILE.txt, "
+        "FILE.py:NAME or a folder with one sub-folder of images per class",
     ),
     (lambda: "data.npz", model(), "no such file: data.npz"),
     (lambda: "photos", model(), "no such file: photos"),

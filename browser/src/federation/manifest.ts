@@ -68,7 +68,7 @@ export function classifies(loss: Loss): boolean {
 
 const FIELDS =
   "version name source opset loss input labels output vocabulary batch uses_seed layers boundaries tiers weights notes classes " +
-  "preprocessing inputs";
+  "preprocessing inputs tokenizer";
 
 export class Manifest {
   readonly space: ParameterSpace;
