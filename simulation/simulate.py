@@ -159,6 +159,7 @@ class Options:
     link: Link | None = None  # how long the exchange of each round would take on it
     stop_at: float | None = None  # accuracy at which the run ends early
     svcca_samples: int = 64  # of the test data, with which they are compared
+    both_statistics_every: int = 0  # rounds between scores with each kind of batch norm's statistics; 0: never
     apart_every: int = 0  # rounds in which the distance of local models is measured after every step; 0: never
 
     def __post_init__(self) -> None:
@@ -168,7 +169,7 @@ class Options:
             raise InputError(f"workers: expected at least 1, got {self.workers}")
         if self.svcca_samples < 2:
             raise InputError(f"svcca_samples: expected at least 2, got {self.svcca_samples}")
-        for name in ("evaluate_every", "by_layer_every", "svcca_every", "apart_every"):
+        for name in ("evaluate_every", "by_layer_every", "svcca_every", "apart_every", "both_statistics_every"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected a number of rounds, or 0 for never, got {getattr(self, name)}")
 
@@ -323,8 +324,10 @@ class Simulation:
         if (scores := server.engine.device_scores(answers)) is not None:
             line["evaluation"] = {"version": number, **scores}
         if self._due(self.options.evaluate_every, number):
-            score = self._score(pool)
+            score = self._score(pool, self.plan.evaluate.statistics)
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
+        if self._due(self.options.both_statistics_every, number):
+            line["by_statistics"] = {kind: self._score(pool, kind).accuracy for kind in ("global", "static")}
         if self._due(self.options.by_layer_every, number):
             moved = total_of(Traffic(**done["traffic"]) for done in found)
             measured = server.engine.by_layer(sums, server.state.facts)
@@ -358,12 +361,15 @@ class Simulation:
     def _due(self, every: int, number: int) -> bool:
         return bool(every) and ((number + 1) % every == 0 or number + 1 == self.plan.num_rounds)
 
-    def _score(self, pool: Pool) -> Score:
+    def _score(self, pool: Pool, statistics: str) -> Score:
         pool.share("vectors", np.stack(list(self.server.state.vectors.values())))
         count, version = len(self.fleet.test_numbers), self.server.state.number
         step = SCORED * -(-count // (SCORED * MOST_SCORES))  # whatever the number of workers: sums of floats keep order
         starts = range(0, count, step)
-        jobs = [{"score": [start, min(start + step, count)], "version": version} for start in starts]
+        jobs = [
+            {"score": [start, min(start + step, count)], "version": version, "statistics": statistics}
+            for start in starts
+        ]
         return sum((Score(**answer["score"]) for answer, _ in pool.map(jobs)), Score())
 
     # --- what is written ---------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ settings    {"bundle", "plan", "rules", "folder", "engine", "probe": samples on 
             "vectors": names, "devices": [[id, first, held, end], ...]}
             of a device's numbers those from `held` on are held out
 shared      vectors [V, P], numbers [samples of all devices], inputs and labels of the training and the test data
-job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model}
+job         {"work": a share of a round}  or  {"score": [start, stop], "version": of the model,
+            "statistics": of batch norm, global or static}
 slot        sums [tracks, P]; apart [steps, P], where the distance of local models is measured
 answer      {"done": ..., "totals": {track: the rest of its sums}, "apart": the rest of its}  or  {"score": ...}
 """
@@ -119,7 +120,7 @@ class FleetWorker:
         """Do a job and fill the slot."""
         with self._engine.one_thread():
             if "score" in job:
-                return {"score": asdict(self._score(job["score"], job["version"]))}
+                return {"score": asdict(self._score(job["score"], job["version"], job["statistics"]))}
             done = self._devices.run(Share.decode(job["work"], self._resolve))
         totals = {}
         for row, (name, total) in enumerate(done.sums.totals.items()):
@@ -153,16 +154,16 @@ class FleetWorker:
         found = self._engine.score(self._samples(device, held, end), self.vectors[MODEL])
         return asdict(found) if math.isfinite(found.loss) else {}
 
-    def _score(self, part: Sequence[int], version: int) -> Score:
-        """Score the global weights on some of the test samples."""
+    def _score(self, part: Sequence[int], version: int, statistics: str) -> Score:
+        """Score the global weights on some of the test samples, with global or static statistics of batch norm."""
         inputs, labels = self.shared["test_inputs"], self.shared["test_labels"]
         samples = SharedSamples(inputs, labels, np.arange(*part), "the test data")
-        return self._engine.score(samples, self._scored_weights(version))
+        return self._engine.score(
+            samples, self._calibrated_weights(version) if statistics == "static" else self.vectors[MODEL]
+        )
 
-    def _scored_weights(self, version: int) -> Vector:
+    def _calibrated_weights(self, version: int) -> Vector:
         weights: Vector = self.vectors[MODEL]
-        if self._plan.evaluate.statistics != "static":
-            return weights
         if self._calibrated is None or self._calibrated[0] != version:
             step, inputs = self._engine.open_step(self.manifest.whole), self.shared["inputs"]
             everything = SharedSamples(inputs, self.shared["labels"], np.arange(len(inputs)), "the training data")

@@ -25,6 +25,16 @@ def best_accuracy(run: Run) -> float | None:
     return 100 * float(scored.max()) if len(scored) else None
 
 
+def final_accuracy_by(statistics: str) -> Callable[[Run], float | None]:
+    """The mean of the last scores with global or static statistics of batch norm, where runs are scored with both."""
+
+    def measure(run: Run) -> float | None:
+        scored = [line["by_statistics"][statistics] for line in run.rounds if "by_statistics" in line]
+        return 100 * float(np.mean(scored[-LAST:])) if scored else None
+
+    return measure
+
+
 def swing(run: Run) -> float | None:
     """How much the accuracy goes up and down: the mean change from one score to the next, in the second half."""
     scored = _scores(run)

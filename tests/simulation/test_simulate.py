@@ -70,6 +70,17 @@ def result(fleet: SimulatedFleet, folder: Path, pool: Any, workers: int) -> tupl
     return (folder / "weights.safetensors").read_bytes(), told
 
 
+def test_a_round_is_scored_with_both_kinds_of_statistics(bundle_of, tmp_path):
+    found = {}
+    for kind in ("global", "static"):
+        fleet = fleet_of(bundle_of("fashion_resnet8@0.25"), {"num_rounds": 1, "evaluate": {"statistics": kind}})
+        options = Options(workers=1, pool=InlinePool, both_statistics_every=1)
+        found[kind] = Simulation(fleet, tmp_path / kind, options).run().rounds[0]
+    assert found["global"]["by_statistics"] == {kind: record["accuracy"] for kind, record in found.items()}
+    assert found["static"]["by_statistics"] == found["global"]["by_statistics"]
+    assert found["static"]["test_loss"] != found["global"]["test_loss"]  # so early averages are far from the data's
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_number_of_processes_changes_nothing(bundle_of, tmp_path, name):
     fleet = fleet_of(bundle_of("digits"), JOBS[name])
