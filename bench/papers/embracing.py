@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.papers.measures import best_accuracy, final_accuracy, final_accuracy_by, rounds_to
-from bench.papers.table import Claim, Column, Measured, PaperRow, Setting, Table
+from bench.papers.measures import accuracies_by, best_accuracy, final_accuracy, final_accuracy_by, rounds_to
+from bench.papers.table import Claim, Column, Drawn, Measured, PaperRow, Setting, Table
 
 PAPER = "Lee et al., Embracing Federated Learning: Enabling Weak Client Participation via Partial Model Training, 2024"
 EMBRACING, WIDTH, INPUT = "EmbracingFL", "width reduction", "input side first"
@@ -319,6 +319,10 @@ NORM = Table(
     (
         _higher(EMBRACING, AVERAGED, STATIC, "averaged statistics are above static ones"),
         _higher(WIDTH, STATIC, AVERAGED, "static statistics are above averaged ones"),
+    ),
+    drawn=(
+        Drawn("averaged statistics", "test accuracy, %", accuracies_by("global")),
+        Drawn("static statistics", "test accuracy, %", accuracies_by("static")),
     ),
 )
 

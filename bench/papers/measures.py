@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from federation.traffic import Link, Traffic
-from simulation.runs import Run
+from simulation.runs import Floats, Run
 
 MEBIBYTE = 1 << 20  # what the papers call MB
 LAST = 3  # scores over which the accuracy at the end is a mean: single rounds are noisy
@@ -25,12 +25,23 @@ def best_accuracy(run: Run) -> float | None:
     return 100 * float(scored.max()) if len(scored) else None
 
 
+def accuracies_by(statistics: str) -> Callable[[Run], tuple[Floats, Floats]]:
+    """A curve over rounds with global or static statistics of batch norm, where runs are scored with both."""
+
+    def curve(run: Run) -> tuple[Floats, Floats]:
+        found = [line.get("by_statistics", {}).get(statistics, np.nan) for line in run.rounds]
+        return run.progress("rounds"), 100 * np.array(found, np.float64)
+
+    return curve
+
+
 def final_accuracy_by(statistics: str) -> Callable[[Run], float | None]:
-    """The mean of the last scores with global or static statistics of batch norm, where runs are scored with both."""
+    """The mean of the last of these scores."""
 
     def measure(run: Run) -> float | None:
-        scored = [line["by_statistics"][statistics] for line in run.rounds if "by_statistics" in line]
-        return 100 * float(np.mean(scored[-LAST:])) if scored else None
+        _, scored = accuracies_by(statistics)(run)
+        known = scored[np.isfinite(scored)]
+        return float(np.mean(known[-LAST:])) if len(known) else None
 
     return measure
 
