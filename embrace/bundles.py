@@ -371,10 +371,11 @@ def open_source(
         known["vocabulary"] = None
     named = isinstance(model, (str, Path))
     source = load_source(str(model), **known) if named else module_source(model, **known)  # type: ignore[arg-type]
-    if new_head is not None and (source.origin.kind != "onnx" or not 1 <= new_head <= MOST_CLASSES):
+    takes_head = source.origin.kind == "onnx" or source.build_head is not None
+    if new_head is not None and (not takes_head or not 1 <= new_head <= MOST_CLASSES):
         raise InputError(
-            f"new head of {new_head}: expected an ONNX file and a number of classes from 1 to {MOST_CLASSES:,}; of a "
-            "PyTorch model change the last layer before it is exported"
+            f"new head of {new_head}: expected an ONNX file or minilm, and a number of classes from 1 to "
+            f"{MOST_CLASSES:,}; of a PyTorch model change the last layer before it is exported"
         )
     if frozen is not None and frozen not in get_args(Storage):
         raise InputError(f"frozen: expected {', '.join(get_args(Storage))}, got {frozen!r}")
@@ -394,6 +395,8 @@ def open_source(
         from edge_runtime.data.load import load_classes
 
         classes = load_classes(str(classes), label)
+    if classes is not None and new_head is None and source.build_head is not None:
+        new_head = len(classes)
     return replace(
         source,
         origin=replace(

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +35,7 @@ from model_export.new_head import replace_head
 from model_export.normalise import make_batch_dynamic, to_supported_opset
 from model_export.outputs import USUAL, pick_output
 from model_export.shapes import sample_input
-from model_export.zoo import ZOO, Tier, narrower, zoo_model
+from model_export.zoo import ZOO, Tier, ZooModel, narrower, zoo_model
 
 DEFAULT_BATCH = 32
 Module = nn.Module
@@ -55,6 +56,7 @@ class ModelSource:
     batch: int
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     build: Callable[[], nn.Module] | None = None  # PyTorch sources
+    build_head: Callable[[int], nn.Module] | None = None  # those whose number of classes can be chosen
     build_narrow: Callable[[float], nn.Module] | None = None  # those that can keep a share of their channels
     classes: tuple[str, ...] | None = None  # names of the classes, in the order of their numbers
     preprocessing: Preprocessing | None = None  # how stored values become inputs
@@ -78,7 +80,9 @@ class ModelSource:
         if self.build is None:
             raise ExportError(f"{self.origin.reference} is an ONNX file, it has no PyTorch module")
         torch.manual_seed(self.origin.seed)
-        module = pick_output(self.build(), self.origin.output, self.inputs)
+        classes = self.origin.new_head
+        built = self.build() if classes is None or self.build_head is None else self.build_head(classes)
+        module = pick_output(built, self.origin.output, self.inputs)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             modes = {path: part.training for path, part in module.named_modules()}
             with torch.no_grad():  # lazy modules take their sizes from the first input
@@ -130,6 +134,8 @@ def load_source(
             f"cannot tell what {reference!r} is: expected a zoo name, path/to/file.py:factory or a file ending in .onnx"
         )
     entry = zoo_model(reference)
+    if entry.inputs is not None:
+        return _text_source(entry, input_shape, inputs, loss, batch, seed)
     given = {"--input": input_shape, "--dtype": input_dtype, "--vocabulary": vocabulary}
     for option, value in given.items():
         if value is not None:
@@ -147,6 +153,40 @@ def load_source(
         tiers=entry.tiers,
         build=entry.build,
         build_narrow=lambda width: zoo_model(narrower(reference, width)).build(),
+    )
+
+
+def _text_source(
+    entry: ZooModel,
+    shape: tuple[int, ...] | None,
+    given: Sequence[NamedInput] | None,
+    loss: Loss | None,
+    batch: int | None,
+    seed: int,
+) -> ModelSource:
+    """A classifier of texts; of its inputs only the length can be chosen."""
+    assert entry.inputs is not None and entry.longest is not None
+    shape = shape if given is None else given[0].shape
+    if shape is not None and (len(shape) != 1 or not 2 <= shape[0] <= entry.longest):
+        raise InputError(f"--input of {entry.name}: expected a number of tokens from 2 to {entry.longest}")
+    inputs = tuple(replace(item, shape=shape or item.shape) for item in entry.inputs)
+    if given is not None and tuple(given) != inputs:
+        raise InputError(f"--input of {entry.name}: expected one number, its tokens, as in --input 64")
+    row, dtype = _row(inputs)
+    build = partial(entry.build, inputs[0].shape[0])
+    return ModelSource(
+        name=entry.name,
+        origin=Source("zoo", entry.name, seed),
+        input_shape=row,
+        input_dtype=dtype,
+        vocabulary=None,
+        loss=loss or Loss(_loss_name(entry.loss)),
+        batch=batch or entry.batch,
+        tiers=entry.tiers,
+        build=build,
+        build_head=build,
+        inputs=inputs,
+        tokenizer=entry.tokenizer() if entry.tokenizer is not None else None,
     )
 
 
@@ -203,7 +243,7 @@ def _check_ranges(shape: tuple[int, ...] | None, vocabulary: int | None, batch: 
 def reload_source(origin: Source, **known: Any) -> ModelSource:
     """The source a bundle was made from."""
     if origin.kind == "zoo":
-        known = {"loss": known["loss"], "batch": known["batch"]}
+        known = {name: known[name] for name in ("loss", "batch", "inputs") if known.get(name) is not None}
     source = load_source(origin.reference, **known, seed=origin.seed)
     return replace(source, origin=origin)
 

@@ -83,7 +83,7 @@ def export(
     ] = None,
     new_head: Annotated[
         int | None,
-        typer.Option(min=1, help="Of an ONNX classifier: a new last dense layer, for this many classes."),
+        typer.Option(min=1, help="Classes of a new last dense layer, of an ONNX classifier or of minilm."),
     ] = None,
     lora: Annotated[
         int | None,
@@ -117,6 +117,8 @@ def export(
     Example: embrace export mymodel.py:build --input 3,32,32 --classes photos/ --mean 0.5 --std 0.25
 
     Example: embrace export classifier.onnx --new-head 5
+
+    Example: embrace export minilm --classes negative,positive
 
     Example: embrace export bert.py:build --input input_ids=64:int64:30522 --input attention_mask=64:int64:2
 
@@ -243,7 +245,7 @@ def _parse_widths(text: str | None) -> list[float]:
 
 def _list_zoo(as_json: bool) -> None:
     with show.progress("zoo"):
-        from model_export.zoo import ZOO
+        from model_export.zoo import PRETRAINED, ZOO
 
         rows: list[dict[str, Any]] = [
             {
@@ -255,7 +257,7 @@ def _list_zoo(as_json: bool) -> None:
                 "tiers": {tier: place.boundary for tier, place in entry.tiers.items()},
                 "summary": entry.summary,
             }
-            for entry in ZOO.values()
+            for entry in (*ZOO.values(), *PRETRAINED.values())
         ]
     if as_json:
         show.print_json(rows)

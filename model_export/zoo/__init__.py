@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from federation.errors import InputError
+from federation.inputs import NamedInput
+from model_export.zoo.bert import MINILM_INSTALL, MINILM_LONGEST, MINILM_WORDS, minilm, minilm_tokenizer
 from model_export.zoo.digits import digits_cnn
 from model_export.zoo.femnist import femnist_cnn
 from model_export.zoo.imdb import ImdbBiLSTM
@@ -60,9 +63,16 @@ class ZooModel:
     batch: int  # at which its capacity is quoted
     tiers: Mapping[str, Tier]  # {'moderate': Tier('layer2.0'), 'weak': Tier('layer3.0')}
     narrows: bool = True  # whether build(width=r) narrows it
+    parameters: int | None = None  # of a model whose weights come with a package, which may be missing
+    # Of a classifier of texts: its inputs, the longest text, and its tokenizer. `build` takes length and classes.
+    inputs: tuple[NamedInput, ...] | None = None
+    longest: int | None = None
+    tokenizer: Callable[[], Path] | None = None
 
     def count_parameters(self) -> int:
         """Trained parameters, counted without making any: the meta device knows shapes only."""
+        if self.parameters is not None:
+            return self.parameters
         with torch.device("meta"):
             network = self.build()
         return sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -231,14 +241,41 @@ _MODELS = (
 )
 ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})
 
+# Models with the weights of a package that is installed apart.
+PRETRAINED: Mapping[str, ZooModel] = MappingProxyType(
+    {
+        "minilm": ZooModel(
+            name="minilm",
+            summary=f"MiniLM, a BERT of six blocks that classifies texts of 128 tokens; weights: {MINILM_INSTALL}",
+            build=minilm,
+            input_shape=(256,),
+            input_dtype="int64",
+            vocabulary=None,
+            num_outputs=2,
+            loss="cross_entropy",
+            batch=8,
+            tiers=MappingProxyType({"moderate": Tier("blocks.3"), "weak": Tier("blocks.5")}),
+            narrows=False,
+            parameters=22_417_922,
+            inputs=(
+                NamedInput("input_ids", "int64", (128,), MINILM_WORDS),
+                NamedInput("attention_mask", "int64", (128,), 2),
+            ),
+            longest=MINILM_LONGEST,
+            tokenizer=minilm_tokenizer,
+        ),
+    }
+)
+
 
 def zoo_model(name: str) -> ZooModel:
     """The model of that name, narrowed where it ends in @RATIO, or an InputError that suggests the closest ones."""
     plain, narrowed, ratio = name.partition("@")
-    if plain in ZOO:
-        return _narrowed(ZOO[plain], ratio) if narrowed else ZOO[plain]
-    close = difflib.get_close_matches(plain, ZOO, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(ZOO)}"
+    models = {**ZOO, **PRETRAINED}
+    if plain in models:
+        return _narrowed(models[plain], ratio) if narrowed else models[plain]
+    close = difflib.get_close_matches(plain, models, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(models)}"
     raise InputError(f"no zoo model is called '{plain}'; {hint}")
 
 

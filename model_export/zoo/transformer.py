@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+_NEVER = 1e9  # what a masked word's score is lowered by
+
 
 class Embedding(nn.Module):
     """Words and their learned positions."""
@@ -36,11 +38,15 @@ class SelfAttention(nn.Module):
         self.merged = (-1, length, width)
         self.scale = 1 / math.sqrt(width // heads)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend to all words, or to those that a mask of zeros and ones keeps."""
         query = self.query(x).reshape(self.split).permute(0, 2, 1, 3)
         key = self.key(x).reshape(self.split).permute(0, 2, 3, 1)
         value = self.value(x).reshape(self.split).permute(0, 2, 1, 3)
-        weights = torch.softmax(query @ key * self.scale, dim=-1)
+        scores = query @ key * self.scale
+        if mask is not None:
+            scores = scores + ((mask - 1) * _NEVER).unsqueeze(1).unsqueeze(1)
+        weights = torch.softmax(scores, dim=-1)
         return self.output((weights @ value).permute(0, 2, 1, 3).reshape(self.merged))
 
 

@@ -61,5 +61,5 @@ def test_what_has_no_dense_layer_at_its_end_is_refused(tmp_path):
     torch.onnx.export(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.randn(2, 3, 6, 6),), path, dynamo=False)
     with pytest.raises(InputError, match="replaces a dense layer at the end of the model; this one ends with Relu"):
         embrace.export(path, new_head=5)
-    with pytest.raises(InputError, match="expected an ONNX file and a number of classes"):
+    with pytest.raises(InputError, match="expected an ONNX file or minilm, and a number of classes"):
         embrace.export("digits", new_head=5)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edge_runtime.bundle_files import read_manifest
 from federation.errors import MissingPackage
 from model_export.ort_runner import training_module
-from model_export.zoo import ZOO
+from model_export.zoo import PRETRAINED, ZOO
 
 Embrace = Callable[..., Any]
 
@@ -51,7 +51,7 @@ def test_help_shows_an_example(embrace: Embrace) -> None:
 
 def test_the_zoo(embrace: Embrace) -> None:
     listed = embrace("export", "--list", "--json").json
-    assert [row["name"] for row in listed] == list(ZOO)
+    assert [row["name"] for row in listed] == [*ZOO, *PRETRAINED]
     assert next(row for row in listed if row["name"] == "resnet20")["parameters"] == 272_762
     table = embrace("export", "--list").out
     assert all(name in table for name in ZOO)
