@@ -258,7 +258,9 @@ def forward_plan(
     check_profile(profile)
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
     pieces = (*manifest.layers, *manifest.frozen(boundary))
-    through = max(FLOAT_BYTES * max(layer.activations, math.prod(layer.output.shape)) for layer in pieces)
+    unmade = None if manifest.loss_chunk is None else manifest.layers[-1]  # whose outputs are never whole
+    outputs = [math.prod(layer.output.shape) for layer in pieces if layer is not unmade]
+    through = FLOAT_BYTES * max(*(layer.activations for layer in pieces if layer is not unmade), *outputs)
     left = max(room - needed, 0)
     # Between the layers' blocks those of the training session come to lie less densely than in a trial.
     roomy = max(4 * max(weights, default=0), 8 * through, needed // 3) <= left
@@ -266,7 +268,6 @@ def forward_plan(
     spare = max(left, room // 8) if picked == "fast" else room
     batch = max(1, min(LARGEST_FORWARD_BATCH, spare // 4 // (2 * through)))
     # A group reads one store and writes the next: two of the largest are there at once. They stay while it trains.
-    largest = max(math.prod(layer.output.shape) for layer in pieces)
-    stored = 2 * samples * largest * (2 if activations == "float16" else 4)
+    stored = 2 * samples * max(outputs) * (2 if activations == "float16" else 4)
     folder = None if stored <= left // 4 else work / "activations"
     return ForwardPlan(batch=batch, memory=spare // 2, folder=folder), picked

@@ -1,4 +1,8 @@
-"""How well weights do on data: the multi-step forward pass through all layers, and the model's own loss."""
+"""How well weights do on data: the multi-step forward pass through all layers, and the model's own loss.
+
+Outputs over a large vocabulary are never whole (Manifest.loss_chunk): then the forward pass ends at the last boundary,
+and the loss is that of its training step. Such a score has no accuracy.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,15 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import TrainingSamples
+from edge_runtime.engine.choose import choose_engine, open_step
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.files import disk_errors
-from edge_runtime.forward import ForwardPlan, Report, store_activations
+from edge_runtime.forward import ForwardPlan, Inputs, Report, store_activations
 from edge_runtime.layers import LayerSource, TrainedSource
 from edge_runtime.timing import Stopwatch
 from federation.errors import OutOfMemory
-from federation.manifest import Manifest
-from federation.metrics import Score, score
+from federation.manifest import Boundary, Manifest
+from federation.metrics import Score, count_labels, score
 from federation.space import Vector
 
 _ROWS = 1024  # predictions that are scored at a time
@@ -68,8 +73,9 @@ class Evaluator:
             if self.first_layer and self._stored is None:
                 self._stored = self._run(self.source, range(self.first_layer), own)
             source = TrainedSource(self.directory, manifest, self.first_layer, trained, Path(folder))
-            outputs = self._run(source, range(self.first_layer, len(manifest.layers)), own)
-            return _score_outputs(outputs, self.samples, manifest)
+            return _score_layers(
+                source, self.first_layer, self._inputs, self.samples, self.plan, self.settings, own, self.progress
+            )
 
     def _run(self, source: LayerSource, layers: range, watch: Stopwatch) -> ActivationStore:
         return store_activations(
@@ -101,19 +107,55 @@ def score_received(
     def inputs(start: int, stop: int) -> NDArray[Any]:
         return samples.batch(np.arange(start, stop))[0]
 
-    manifest, own = source.manifest, Stopwatch(watch.now)
+    own, plan = Stopwatch(watch.now), replace(plan, stored_as="float32")
     with watch.part("evaluation"):
-        layers = range(len(manifest.layers))
-        plan = replace(plan, stored_as="float32")
-        outputs = store_activations(source, layers, inputs, len(samples), plan, settings, own, progress)
-        return _score_outputs(outputs, samples, manifest)
+        return _score_layers(source, 0, inputs, samples, plan, settings, own, progress)
 
 
-def _score_outputs(outputs: ActivationStore, samples: TrainingSamples, manifest: Manifest) -> Score:
-    """Add up the scores of all outputs, a few rows at a time, and give them back."""
-    total = Score()
-    for start in range(0, len(samples), _ROWS):
-        stop = min(start + _ROWS, len(samples))
-        total += score(manifest.loss, outputs.rows(start, stop), samples.labels[start:stop])
-    outputs.close()
+def _score_layers(
+    source: LayerSource,
+    first: int,
+    inputs: Inputs,
+    samples: TrainingSamples,
+    plan: ForwardPlan,
+    settings: RuntimeSettings,
+    watch: Stopwatch,
+    progress: Report,
+) -> Score:
+    """Run all layers from the first on, a group at a time, and add up the scores of what comes out."""
+    manifest, count = source.manifest, len(samples)
+    last = None if manifest.loss_chunk is None else _last_boundary(manifest)
+    layers = range(first, len(manifest.layers) if last is None else last.layer)
+    stored = store_activations(source, layers, inputs, count, plan, settings, watch, progress) if layers else None
+    read = stored.rows if stored is not None else inputs
+    try:
+        if last is not None:
+            return _score_steps(source, last, read, samples, settings)
+        total = Score()
+        for start in range(0, count, _ROWS):
+            stop = min(start + _ROWS, count)
+            total += score(manifest.loss, read(start, stop), samples.labels[start:stop])
+        return total
+    finally:
+        if stored is not None:
+            stored.close()
+
+
+def _last_boundary(manifest: Manifest) -> Boundary:
+    """The boundary that trains least."""
+    return max((b for b in manifest.boundaries if b.width is None), key=lambda boundary: boundary.layer)
+
+
+def _score_steps(
+    source: LayerSource, boundary: Boundary, read: Inputs, samples: TrainingSamples, settings: RuntimeSettings
+) -> Score:
+    """Take the loss of every sample from the training step of a boundary; its gradients go nowhere."""
+    directory, weights = source.fetch_step(boundary)
+    step = open_step(directory, source.manifest, boundary, choose_engine(boundary), settings)
+    step.parameters[:] = weights
+    loss, total = source.manifest.loss, Score()
+    for number in range(len(samples)):
+        labels = samples.labels[number : number + 1]
+        counted = count_labels(loss, labels)
+        total += Score(counted * step.run(read(number, number + 1), labels), 0, counted)
     return total

@@ -54,7 +54,9 @@ def check_training_graph(path: Path, manifest: Manifest, boundary: Boundary) -> 
     parameters = _parameters(manifest, boundary)
     _check_inputs(graph, {**_batch(manifest, boundary), **_shapes(parameters)})
     results = {p.name + (".grad" if p.kind == "weight" else ".new"): p for p in parameters}
-    expected: dict[str, Shape] = {"loss": (), "predictions": (None, *manifest.output.shape)}
+    expected: dict[str, Shape] = {"loss": ()}
+    if manifest.loss_chunk is None:
+        expected["predictions"] = (None, *manifest.output.shape)
     expected |= {name: p.shape for name, p in results.items()}
     _check_outputs(graph, expected)
     _check_nothing_outside(graph, stored=manifest.stored)

@@ -34,6 +34,9 @@ class LayerSource(Protocol):
     def fetch_head(self, boundary: Boundary) -> Path:
         """Return the path of the graph of a boundary's head likewise; its weights are trained, so they stay."""
 
+    def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
+        """Return a directory with the training graphs of a boundary, and the weights from there on."""
+
     def release(self, layer: int) -> None:
         """Forget a layer that is not needed any more."""
 
@@ -59,6 +62,10 @@ class BundleSource:
     def fetch_head(self, boundary: Boundary) -> Path:
         return self._checked(head_of(boundary))
 
+    def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
+        weights = map_weights(self.directory / self.manifest.weights.name, self.manifest.space)
+        return self.directory, weights[self.manifest.space.suffix(boundary.layer)]
+
     def _checked(self, layer: Layer) -> Path:
         graph, weights, frozen = layer.forward, self.manifest.weights, self.manifest.stored
         for file in (graph, weights, *([frozen] if frozen else [])):
@@ -82,11 +89,13 @@ class TrainedSource:
         self.lineage = self.version = "trained"
         self._bundle = directory
         self._work = work
+        self._first = manifest.space.suffix(first_layer).start
+        self._trained = weights
         if manifest.stored is not None and not (work / manifest.stored.name).exists():
             link_file(directory / manifest.stored.name, work / manifest.stored.name)
         self._weights = work / manifest.weights.name
         with self._weights.open("wb") as file:
-            self._write(file, manifest.space.suffix(first_layer).start, weights)
+            self._write(file, self._first, weights)
 
     def add(self, layers: Sequence[int]) -> None:
         """Put weights of the bundle beside: of layers in front that borrow some of the trained ones."""
@@ -105,6 +114,9 @@ class TrainedSource:
 
     def fetch_head(self, boundary: Boundary) -> Path:
         return Path(shutil.copy(self._bundle / head_of(boundary).forward.name, self._work))
+
+    def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
+        return self._bundle, self._trained[self.manifest.space.suffix(boundary.layer).start - self._first :]
 
     def release(self, layer: int) -> None:
         (self._work / self.manifest.layers[layer].forward.name).unlink(missing_ok=True)

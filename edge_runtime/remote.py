@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_runtime.bundle_files import file_ref
 from edge_runtime.client import DeviceClient
+from edge_runtime.engine.choose import choose_engine
 from edge_runtime.engine.ort_training import TRAINING_MODEL
 from edge_runtime.files import link_file
 from edge_runtime.graph_check import check_forward_graph, check_ort_training_graph, check_training_graph
@@ -239,6 +240,10 @@ class RemoteSource:
             if not set(head.parameters).isdisjoint(parameters):  # as a rule they came with the task
                 self.bundle.fetch_weights(self.offer, space.layer(number))
         return self.bundle.layer_file(head)
+
+    def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
+        self.bundle.training_files(boundary, choose_engine(boundary))
+        return self.bundle.directory, self.bundle.weights(self.offer, self.bundle.space.suffix(boundary.layer))
 
     def release(self, layer: int) -> None:
         if not self.keeps:

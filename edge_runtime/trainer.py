@@ -30,6 +30,7 @@ from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary, Layer
 from federation.messages import Report, Task
+from federation.metrics import count_labels
 from federation.space import Vector
 
 _DROPOUT = 1 << 32  # a draw of its own: not one of the augmentation's
@@ -338,7 +339,7 @@ class Trainer:
     ) -> float:
         """Leave the gradient of a batch in the step's vector, whether its samples go through at once or in parts."""
         parts = [indices[first : first + len(memory.x)] for first in range(0, len(indices), len(memory.x))]
-        loss, counted = 0.0, [self._counted(part) for part in parts]
+        loss, counted = 0.0, [count_labels(self.manifest.loss, self.samples.labels[part]) for part in parts]
         for place, part in enumerate(parts):
             x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], counted[place] / max(1, sum(counted))
             with watch.part("activation_io"):
@@ -348,14 +349,6 @@ class Trainer:
                 with watch.part("optimiser"):
                     memory.mean.add(share, last=place == len(parts) - 1)
         return loss
-
-    def _counted(self, part: NDArray[np.int64]) -> int:
-        """Count what the loss of some samples is a mean over: the samples, or labels that are not ignored."""
-        loss = self.manifest.loss
-        if loss.ignore_index is None:
-            return len(part)
-        labels = self.samples.labels[part].reshape(len(part), -1)
-        return int(np.count_nonzero(labels[:, bool(loss.next_token) :] != loss.ignore_index))
 
     def _read(
         self,

@@ -229,10 +229,14 @@ class Manifest:
     inputs: tuple[NamedInput, ...] | None = field(default=None, metadata=ABSENT)
     stored: FileRef | None = field(default=None, metadata=ABSENT)  # weights that no device trains, for all graphs
     tokenizer: FileRef | None = field(default=None, metadata=ABSENT)  # makes token ids of texts
+    # Of a large vocabulary: words of the output that a training graph computes at a time. It then gives no predictions.
+    loss_chunk: int | None = field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise BundleError("a bundle needs at least one layer")
+        if self.loss_chunk is not None and self.loss_chunk < 1:
+            raise BundleError(f"loss_chunk: expected a positive number of words, got {self.loss_chunk}")
         if self.batch < 1 or min(layer.activations for layer in self.layers) < 0:
             raise BundleError("batch must be at least 1, and numbers of activations cannot be negative")
         self._check_borrowed()

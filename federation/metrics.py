@@ -38,6 +38,12 @@ class Score:
         return self.correct / self.counted if self.classifies and self.counted else None
 
 
+def count_labels(loss: Loss, labels: NDArray[Any]) -> int:
+    """Count the labels of a batch that its loss is a mean over: those that something predicts and that count."""
+    predicted = labels[:, 1:] if loss.next_token else labels
+    return int(predicted.size if loss.ignore_index is None else np.count_nonzero(predicted != loss.ignore_index))
+
+
 def score(loss: Loss, outputs: NDArray[Any], labels: NDArray[Any]) -> Score:
     """The score of one batch. A yes/no output is a yes above zero."""
     z, labels = _arranged(loss, outputs.astype(np.float64), labels)

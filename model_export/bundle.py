@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from federation.manifest import (
 )
 from federation.space import ParameterSpace
 from federation.weights import places
+from model_export.autodiff.chunked_loss import find_output_product
 from model_export.autodiff.engine import has_every_rule
 from model_export.autodiff.losses import labels_spec
 from model_export.autodiff.registry import has_rule
@@ -226,6 +228,7 @@ def _write(
     space = ParameterSpace([layer.parameters for layer in layers])
     write_weights(directory / WEIGHTS_NAME, space, space.flatten(graph.parameters()))
     frozen, where = write_frozen(directory, graph), places(space)
+    product = find_output_product(graph, source.loss)
     described = []
     for index, layer in enumerate(layers):
         name = f"forward.{_file_stem(index, layer.name)}.onnx"
@@ -252,6 +255,7 @@ def _write(
         inputs=source.inputs,
         stored=frozen,
         tokenizer=_copy_tokenizer(source, directory),
+        loss_chunk=product.chunk if product else None,
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -385,13 +389,11 @@ def _write_boundary(
     if "portable" in choices.engines:
         name = f"train.{stem}.onnx"
         cut = head_cut(graph, suffix, boundary)
-        model = training_graph(graph, suffix, source.loss, boundary.last_steps, cut)
+        write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut)
+        model = write()
         (directory / name).write_bytes(serialise(model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
-        seen = model
-        if graph.stored:
-            seen = training_graph(graph, suffix, source.loss, boundary.last_steps, cut, alone=True)
-        memory = step_memory(seen, graph.stored)
+        memory = step_memory(model, graph.stored, partial(write, alone=True))
         boundary = replace(boundary, train=file_ref(directory, name), step_memory=memory, head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")

@@ -4,7 +4,8 @@
     float16   rounded; a Cast makes them float32 again
     int8      a row of a matrix has one scale, w = q·scale
     int4      32 neighbours in a row have a scale and a least value (float16), w = q·scale + least with q from 0 to 15;
-              two lie in a byte, the first 16 in the low halves: 5 bits for each weight
+              two lie in a byte, the first 16 in the low halves: 5 bits for each weight. A matrix that came in blocks of
+              8 bits, w = q·scale with a float16 for 32 neighbours, keeps them (GGUF's Q4_1 and Q8_0 stay as they are)
 
 The graphs make a weight anew wherever they need it, and let it go at once: between forward and backward pass only the
 file has it. Gradients are those of the numbers that come of it, exactly: `read_frozen` computes the same ones.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,11 +51,21 @@ def pack(weight: np.ndarray, storage: Storage) -> dict[str, np.ndarray]:
         scale = np.maximum(np.abs(weight).max(axis=1) / 127, np.finfo(np.float32).tiny).astype(np.float32)
         return {BYTES: np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int8), SCALE: scale}
     blocks = weight.reshape(len(weight), -1, BLOCK)
+    if (kept := _bytes_of_blocks(blocks)) is not None:
+        return kept
     low = blocks.min(axis=2, keepdims=True).astype(np.float16)
     span = blocks.max(axis=2, keepdims=True) - low.astype(np.float32)
     scale = np.maximum(span / 15, _SMALLEST_HALF).astype(np.float16)
     numbers = np.rint((blocks - low.astype(np.float32)) / scale.astype(np.float32))
     return pack_nibbles(np.clip(numbers, 0, 15).astype(np.uint8), scale, low)
+
+
+def _bytes_of_blocks(blocks: np.ndarray) -> dict[str, np.ndarray] | None:
+    """The bytes and scales of a matrix that was made of such; None: it was not."""
+    scale = np.maximum(np.abs(blocks).max(axis=2, keepdims=True) / 127, _SMALLEST_HALF).astype(np.float16)
+    numbers = np.clip(np.rint(blocks / scale.astype(np.float32)), -127, 127).astype(np.int8)
+    parts = {BYTES: numbers, SCALE: scale}
+    return parts if np.array_equal(unpack(parts), blocks.reshape(len(blocks), -1)) else None
 
 
 def pack_nibbles(numbers: np.ndarray, scale: np.ndarray, low: np.ndarray) -> dict[str, np.ndarray]:
@@ -67,6 +78,9 @@ def unpack(parts: Mapping[str, np.ndarray]) -> np.ndarray:
     """Compute the float32 weight that the graphs compute, to the bit."""
     if HALF in parts:
         return parts[HALF].astype(np.float32)
+    if BYTES in parts and parts[BYTES].ndim == 3:
+        values = parts[BYTES].astype(np.float32) * parts[SCALE].astype(np.float32)
+        return np.asarray(values.reshape(len(values), -1))
     if BYTES in parts:
         return np.asarray(parts[BYTES].astype(np.float32) * parts[SCALE][:, None])
     if NIBBLES in parts:
@@ -138,58 +152,90 @@ class _Writer:
 
 
 def _write_whole(graph: Graph, name: str, parts: Mapping[str, np.ndarray]) -> list[NodeProto]:
-    write, shape = _Writer(graph, name, name.rpartition(".")[0]), graph.shapes[name]
-    if HALF in parts:
-        write("Cast", shape, np.float32, name + HALF, to=TensorProto.FLOAT)
-    elif BYTES in parts:
-        _write_scaled(write, shape, name + BYTES, name + SCALE)
-    else:
-        blocks = (shape[0], (shape[1] or 0) // BLOCK)
-        _write_numbers(write, blocks, name + NIBBLES, name + SCALE, name + LOW, np.array(shape, np.int64))
+    write = _Writer(graph, name, name.rpartition(".")[0])
+    _write_value(write, parts, lambda ending: name + ending, graph.shapes[name][:1])
     return write.done()
 
 
 def _write_rows(graph: Graph, name: str, parts: Mapping[str, np.ndarray], lookup: NodeProto) -> list[NodeProto]:
     """Look rows up before they become float32: a table of fifty thousand words never does as a whole."""
     result, numbers = lookup.output[0], lookup.input[1]
-    write, shape = _Writer(graph, result, lookup.name.rpartition("/")[0]), graph.shapes[result]
-    inner = shape[:-1]
+    write, inner = _Writer(graph, result, lookup.name.rpartition("/")[0]), graph.shapes[result][:-1]
 
     def rows(ending: str) -> str:
         part = parts[ending]
         return write("Gather", (*inner, *part.shape[1:]), part.dtype, name + ending, numbers, axis=0)
 
-    if HALF in parts:
-        write("Cast", shape, np.float32, rows(HALF), to=TensorProto.FLOAT)
-    elif BYTES in parts:
-        _write_scaled(write, shape, rows(BYTES), rows(SCALE))
-    else:
-        target = np.array([*(0 for _ in inner), -1], np.int64)
-        blocks = (*inner, parts[NIBBLES].shape[1])
-        _write_numbers(write, blocks, rows(NIBBLES), rows(SCALE), rows(LOW), target)
+    _write_value(write, parts, rows, inner)
     return write.done()
 
 
-def _write_scaled(write: _Writer, shape: Shape, numbers: str, scale: str) -> None:
+class _RowWriter:
+    """Writes the same nodes where gradients are written, which asks for no shapes."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __call__(self, op: str, shape: Shape, kind: Any, *inputs: str, **attrs: Any) -> str:
+        return self.context.op(op, *inputs, **attrs)
+
+    def constant(self, ending: str, value: np.ndarray) -> str:
+        return self.context.constant(value)
+
+
+def write_rows_of(context: Context, graph: Graph, name: str, start: int, stop: int) -> str:
+    """Write nodes that compute some consecutive rows of a matrix, stored or not, and nothing of the others."""
+    endings = [ending for ending in ENDINGS if name + ending in graph.stored]
+    parts = {ending: graph.constants[name + ending] for ending in endings}
+
+    def rows(ending: str) -> str:
+        return context.op("Slice", name + ending, [start], [stop], [0])
+
+    return _write_value(_RowWriter(context), parts, rows, (stop - start,)) if parts else rows("")
+
+
+def _write_value(
+    write: _Writer | _RowWriter, parts: Mapping[str, np.ndarray], read: Callable[[str], str], inner: Shape
+) -> str:
+    """Compute rows from their parts; `read` gives those of an ending, `inner` is the shape in front of a row."""
+    if HALF in parts:
+        return write("Cast", (*inner, *parts[HALF].shape[1:]), np.float32, read(HALF), to=TensorProto.FLOAT)
+    if BYTES in parts and parts[BYTES].ndim == 2:
+        return _write_scaled(write, (*inner, parts[BYTES].shape[1]), read(BYTES), read(SCALE))
+    blocks = (*inner, parts[SCALE].shape[1])
+    if BYTES in parts:
+        numbers = write("Cast", (*blocks, BLOCK), np.float32, read(BYTES), to=TensorProto.FLOAT)
+        value = _write_times(write, blocks, numbers, read(SCALE))
+    else:
+        scaled = _write_times(write, blocks, _write_numbers(write, blocks, read(NIBBLES)), read(SCALE))
+        low = write("Cast", (*blocks, 1), np.float32, read(LOW), to=TensorProto.FLOAT)
+        value = write("Add", (*blocks, BLOCK), np.float32, scaled, low)
+    whole = (*inner, blocks[-1] * BLOCK)
+    known = np.array(whole if len(inner) == 1 else [*(0 for _ in inner), -1], np.int64)
+    return write("Reshape", whole, np.float32, value, write.constant("shape", known))
+
+
+def _write_scaled(write: _Writer | _RowWriter, shape: Shape, numbers: str, scale: str) -> str:
     """Not by DequantizeLinear: the runtime's optimiser moves it and what it belongs to, differently in each version."""
     found = write("Cast", shape, np.float32, numbers, to=TensorProto.FLOAT)
     axis = write.constant("last", np.array([-1], np.int64))
-    write("Mul", shape, np.float32, found, write("Unsqueeze", (*shape[:-1], 1), np.float32, scale, axis))
+    return write("Mul", shape, np.float32, found, write("Unsqueeze", (*shape[:-1], 1), np.float32, scale, axis))
 
 
-def _write_numbers(
-    write: _Writer, blocks: tuple[int | None, ...], packed: str, scale: str, low: str, target: np.ndarray
-) -> None:
+def _write_times(write: _Writer | _RowWriter, blocks: Shape, numbers: str, scale: str) -> str:
+    """Numbers times the scale of their block."""
+    column = write("Cast", (*blocks, 1), np.float32, scale, to=TensorProto.FLOAT)
+    return write("Mul", (*blocks, BLOCK), np.float32, numbers, column)
+
+
+def _write_numbers(write: _Writer | _RowWriter, blocks: Shape, packed: str) -> str:
+    """Take numbers of four bits out of bytes, as float32."""
     half, whole = (*blocks, BLOCK // 2), (*blocks, BLOCK)
     first = write("BitwiseAnd", half, np.uint8, packed, write.constant("mask", np.array(15, np.uint8)))
     shift = write.constant("shift", np.array(4, np.uint8))
     second = write("BitShift", half, np.uint8, packed, shift, direction="RIGHT")
     both = write("Concat", whole, np.uint8, first, second, axis=-1)
-    numbers = write("Cast", whole, np.float32, both, to=TensorProto.FLOAT)
-    one = (*blocks, 1)
-    scaled = write("Mul", whole, np.float32, numbers, write("Cast", one, np.float32, scale, to=TensorProto.FLOAT))
-    value = write("Add", whole, np.float32, scaled, write("Cast", one, np.float32, low, to=TensorProto.FLOAT))
-    write("Reshape", tuple(target.tolist()), np.float32, value, write.constant("shape", target))
+    return write("Cast", whole, np.float32, both, to=TensorProto.FLOAT)
 
 
 def remake_frozen(context: Context, graph: Graph, nodes: Sequence[NodeProto]) -> None:

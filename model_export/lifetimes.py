@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,19 +54,22 @@ class _Size:
         return self.item * max(0, low + (high - low) * (batch - _SIZED_AT[0]))
 
 
-def step_memory(model: onnx.ModelProto, stored: Collection[str] = ()) -> tuple[tuple[int, int], ...]:
+def step_memory(
+    model: onnx.ModelProto, stored: Collection[str] = (), complete: Callable[[], onnx.ModelProto] | None = None
+) -> tuple[tuple[int, int], ...]:
     """Predict (batch, bytes) for some batch sizes; `stored` constants will lie in a mapped file.
 
     Parameters, gradients, momentum and the batch itself are not in it: they are the caller's, outside the graph.
+    `complete` makes the same model with its stored constants inside, where it has to be run to know its shapes.
     """
-    sizes = _sizes(model)
+    sizes = _sizes(model, complete or (lambda: model))
     constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer if t.name not in stored)
     fixed = SESSION_BYTES + NODE_BYTES * len(model.graph.node) + int(CONSTANT_COPIES * constants)
     return tuple((batch, fixed + int((1 + SCRATCH) * _touched(model, sizes, batch))) for batch in BATCHES)
 
 
-def _sizes(model: onnx.ModelProto) -> Mapping[str, _Size]:
-    low, high = (_shapes(model, batch) for batch in _SIZED_AT)
+def _sizes(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto]) -> Mapping[str, _Size]:
+    low, high = (_shapes(model, batch, complete) for batch in _SIZED_AT)
     return {
         name: _Size((shape, high[name][0]), item)
         for name, (shape, item) in low.items()
@@ -74,7 +77,9 @@ def _sizes(model: onnx.ModelProto) -> Mapping[str, _Size]:
     }
 
 
-def _shapes(model: onnx.ModelProto, batch: int) -> dict[str, tuple[Shape, int]]:
+def _shapes(
+    model: onnx.ModelProto, batch: int, complete: Callable[[], onnx.ModelProto]
+) -> dict[str, tuple[Shape, int]]:
     """Infer every shape with a number in the place of the batch: then shape arithmetic folds."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
@@ -92,7 +97,7 @@ def _shapes(model: onnx.ModelProto, batch: int) -> dict[str, tuple[Shape, int]]:
             item = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).itemsize
             found[value.name] = tuple(dim.dim_value for dim in kind.shape.dim), item
     made = {name for node in model.graph.node for name in node.output if name}
-    return found if made <= found.keys() else {**found, **_seen(model, found)}
+    return found if made <= found.keys() else {**found, **_seen(complete(), found)}
 
 
 def _seen(model: onnx.ModelProto, inputs: Mapping[str, tuple[Shape, int]]) -> dict[str, tuple[Shape, int]]:

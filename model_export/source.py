@@ -148,11 +148,12 @@ def load_source(
         input_shape=entry.input_shape,
         input_dtype=entry.input_dtype,
         vocabulary=entry.vocabulary,
-        loss=loss or Loss(_loss_name(entry.loss)),
+        loss=loss or _zoo_loss(entry),
         batch=batch or entry.batch,
         tiers=entry.tiers,
         build=entry.build,
         build_narrow=lambda width: zoo_model(narrower(reference, width)).build(),
+        tokenizer=entry.tokenizer() if entry.tokenizer is not None else None,
     )
 
 
@@ -246,6 +247,12 @@ def reload_source(origin: Source, **known: Any) -> ModelSource:
         known = {name: known[name] for name in ("loss", "batch", "inputs") if known.get(name) is not None}
     source = load_source(origin.reference, **known, seed=origin.seed)
     return replace(source, origin=origin)
+
+
+def _zoo_loss(entry: ZooModel) -> Loss:
+    if entry.next_token:
+        return Loss(_loss_name(entry.loss), classes_last=True, next_token=True)
+    return Loss(_loss_name(entry.loss))
 
 
 def _loss_name(name: str) -> LossName:

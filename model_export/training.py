@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
 from federation.space import Parameter
+from model_export.autodiff.chunked_loss import find_output_product, write_chunked_loss
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
 from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
@@ -108,8 +109,13 @@ def training_graph(
     moved = write_power_iterations(context, [item for item in graph.power_iterations if item.u in own])
     write_forward(context, nodes)
     remake_frozen(context, graph, nodes)
-    value, seed = write_loss(context, loss, graph.output)
-    gradients = write_backward(context, nodes, {graph.output: seed}, trainable)
+    product = find_output_product(graph, loss)
+    if product is not None:
+        value, seeds = write_chunked_loss(context, graph, loss, product)
+    else:
+        value, seed = write_loss(context, loss, graph.output)
+        seeds = {graph.output: seed}
+    gradients = write_backward(context, nodes, seeds, trainable)
 
     labels = labels_spec(loss, tensor_spec(graph, graph.output))
     inputs = [tensor_info(INPUT, graph.dtypes[source], (None, cut.size) if cut else graph.shapes[source])]
@@ -117,10 +123,11 @@ def training_graph(
     if any(SEED_INPUT in node.input for node in emitter.nodes):
         inputs.append(tensor_info(SEED_INPUT, np.int64, ()))
     inputs += [_parameter_info(p) for p in parameters]
-    results = {LOSS: value, PREDICTIONS: graph.output}
+    results = {LOSS: value} if product else {LOSS: value, PREDICTIONS: graph.output}
     results |= {f"{name}{GRADIENT_SUFFIX}": gradients[name] for name in trainable}
     results |= {f"{name}{NEW_SUFFIX}": new for name, new in context.new_statistics.items()}
-    outputs = [tensor_info(LOSS, np.float32, ()), tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
+    outputs = [tensor_info(LOSS, np.float32, ())]
+    outputs += [] if product else [tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
     constants = {**graph.constants, **emitter.constants}
     nodes = rename(emitter, moved if cut else {source: INPUT, **moved}, results)

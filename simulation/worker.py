@@ -92,6 +92,9 @@ class GlobalSource:
     def fetch_head(self, boundary: Boundary) -> Path:
         raise AssertionError("the engine has the weights")
 
+    def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
+        raise AssertionError("the engine has the weights")
+
     def release(self, layer: int) -> None:
         raise AssertionError("the engine has the weights")
 

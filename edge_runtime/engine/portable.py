@@ -46,7 +46,8 @@ class TrainingStep(BoundStep):
 
     def rebind(self) -> None:
         # Its size follows the batch: onnxruntime allocates it, and would keep the first size for ever.
-        self._binding.bind_output("predictions", "cpu")
+        if any(value.name == "predictions" for value in self.session.get_outputs()):
+            self._binding.bind_output("predictions", "cpu")
 
     def predictions(self) -> NDArray[Any]:
         """Return what the last run predicted for its batch."""

@@ -54,13 +54,18 @@ def _arranged(context: Context, loss: Loss, predictions: str) -> tuple[str, str]
         axis = _positions(loss)
         predictions = context.op("Slice", predictions, [0], [-1], [axis])
         shape[axis] = None if shape[axis] is None else int(shape[axis] or 0) - 1
-        labels = context.op("Slice", labels, [1], [END], [1])
+        labels = next_labels(context, labels)
     if loss.classes_last and len(shape) > 2:
         order = [0, len(shape) - 1, *range(1, len(shape) - 1)]
         predictions = context.op("Transpose", predictions, perm=order)
         shape = [shape[i] for i in order]
     context.shapes[predictions] = tuple(shape)
     return predictions, labels
+
+
+def next_labels(context: Context, labels: str) -> str:
+    """Labels without those of the first position, which nothing predicts."""
+    return context.op("Slice", labels, [1], [END], [1])
 
 
 def _arranged_back(context: Context, loss: Loss, gradient: str, rank: int) -> str:
@@ -82,11 +87,11 @@ def _of_classes(context: Context, loss: Loss, predictions: str, labels: str) -> 
     log_probability = context.op("LogSoftmax", predictions, axis=1)
     column = context.op("Unsqueeze", labels, [1])
     target = context.op("Cast", context.op("Equal", column, numbers), to=FLOAT)
-    counted, total = _counted(context, loss, labels)
+    counted, total = count_labels(context, loss, labels)
     return log_probability, target, context.op("Unsqueeze", counted, [1]) if counted else None, total
 
 
-def _counted(context: Context, loss: Loss, labels: str) -> tuple[str | None, str]:
+def count_labels(context: Context, loss: Loss, labels: str) -> tuple[str | None, str]:
     """(1 for labels that count and 0 for others, None if all do; how many count)."""
     if loss.ignore_index is None:
         return None, context.op("Cast", context.op("Size", labels), to=FLOAT)
@@ -145,7 +150,7 @@ def _mean(
             total: str | float = context.count(predictions, range(context.rank(predictions)))
     else:
         with context.emitter.scope("forward/loss"):
-            counted, total = _counted(context, loss, labels)
+            counted, total = count_labels(context, loss, labels)
             value = context.op("Div", context.op("ReduceSum", context.op("Mul", each, str(counted)), keepdims=0), total)
         with context.emitter.scope("backward/loss"):
             slope = context.op("Mul", slope, str(counted))

