@@ -59,7 +59,8 @@ def begin(task: Task, manifest: Manifest, server: ServerValues, state: DeviceSta
     """Collect everything that training starts from."""
     last = task.exchange.last_task
     own = state.load(last) if last else None
-    own = own if own and own.boundary == task.boundary else None
+    fits = own and own.boundary == task.boundary and len(own.walked) == len(task.exchange.changed)
+    own = own if fits else None
     device = DeviceTask(task.round, task.boundary, task.exchange, manifest, server, own)
     model = _model(device)
     brought: dict[str, Vector] = {}

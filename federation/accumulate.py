@@ -1,4 +1,4 @@
-"""The one streaming accumulator: sum of w·x for every element, sum of w, of w·|x|² and a count for every layer.
+"""The one streaming accumulator: sum of w·x for every element, of w·|x|² for every weight, of w and a count by layer.
 
 An update covers a region (region.py), and a mean is taken over those that have an element: layers that weak devices do
 not train, channels that narrow ones do not have. FedNova's normalisation is part of it: an update may be divided by its
@@ -80,7 +80,7 @@ class Accumulator:
     >>> space = ParameterSpace([[Parameter("w", "weight", (2,))]])
     >>> total = Accumulator(space, max_value=8, max_weight=4)
     >>> for weight, values in (1, [1, 5]), (3, [1, 1]):
-    ...     total.fold(whole(space), [(Span(0, 1, 2, 2), np.array(values, np.float32))], weight, [0.0], largest=5)
+    ...     total.fold(whole(space), [(Span(0, 1, 2, 2), np.array(values, np.float32))], weight, {}, largest=5)
     >>> total.mean(), total.weight(0)
     (array([1., 2.]), 4.0)
     """
@@ -95,7 +95,7 @@ class Accumulator:
         self._ends = [space.layer(index).stop for index in range(len(space.layers))]
         self._sums: Sums = np.zeros(space.size, np.int64)
         self._masses: list[dict[Part, Mass]] = [{} for _ in self._ends]
-        self._squares = [Fraction(0)] * len(self._ends)
+        self._squares = {parameter.name: Fraction(0) for parameter in space if parameter.kind == "weight"}
         self._doubles: Doubles = np.empty(STEP)
         self._integers: Sums = np.empty(STEP, np.int64)
         self._whole = True
@@ -110,7 +110,7 @@ class Accumulator:
         region: Region,
         blocks: Iterable[tuple[Span, Vector]],
         weight: float,
-        squares: Sequence[float],
+        squares: Mapping[str, float],
         *,
         largest: float,
         length: float = 1.0,
@@ -129,8 +129,8 @@ class Accumulator:
             raise InputError(f"a length must be a number from 1, got {length}")
         if not 0 <= largest <= self.max_value:
             raise InputError(f"values up to {largest:.6g}; this round was declared with max_value {self.max_value:.6g}")
-        if len(squares) != len(self._ends) or not all(math.isfinite(square) and square >= 0 for square in squares):
-            raise InputError("expected a sum of squares for every layer, finite and not negative")
+        if not (squares.keys() <= self._squares.keys() and all(0 <= square < math.inf for square in squares.values())):
+            raise InputError("expected sums of squares of weights by name, finite and not negative")
         exact = Fraction(float(weight))
         mass = Mass(1, exact, exact * Fraction(float(length)))
         trained = [index for index, part in enumerate(region.layer_runs) if part]
@@ -140,7 +140,8 @@ class Accumulator:
         for index in trained:
             own, part = self._masses[index], region.layer_runs[index]
             own[part] = own.get(part, Mass()) + mass
-            self._squares[index] += exact * Fraction(float(squares[index]))
+        for name, square in squares.items():
+            self._squares[name] += exact * Fraction(square)
         self._whole = True
 
     def merge(self, other: Accumulator) -> None:
@@ -154,7 +155,7 @@ class Accumulator:
         for own, more in zip(self._masses, other._masses):
             for part, mass in more.items():
                 own[part] = own.get(part, Mass()) + mass
-        self._squares = [a + b for a, b in zip(self._squares, other._squares)]
+        self._squares = {name: square + other._squares[name] for name, square in self._squares.items()}
 
     def count(self, layer: int) -> int:
         """Count the updates that had this layer, or a part of it."""
@@ -169,9 +170,9 @@ class Accumulator:
         mass = self._mass(layer)
         return float(mass.lengths / mass.weight) if mass.weight else 1.0
 
-    def squares(self, layer: int) -> float:
-        """Return the sum of w·|x|² over them, rounded once from the exact sum."""
-        return float(self._squares[layer])
+    def squares(self, weights: Iterable[str]) -> float:
+        """Return the sum of w·|x|² over some weights, rounded once from the exact sum."""
+        return float(sum(self._squares[name] for name in weights))
 
     def trained(self, at: slice) -> NDArray[np.bool_] | None:
         """Tell which elements of a slice of one layer were in an update; None: all of them."""
@@ -207,7 +208,7 @@ class Accumulator:
             "max_value": self.max_value,
             "max_weight": self.max_weight,
             "masses": [[_encoded(part, mass) for part, mass in own.items()] for own in self._masses],
-            "squares": [str(square) for square in self._squares],
+            "squares": {name: str(square) for name, square in self._squares.items()},
         }
         return header, self._sums
 
@@ -218,7 +219,7 @@ class Accumulator:
         if sums.shape != made._sums.shape or len(header["masses"]) != len(made._ends):
             raise InputError("the sums are those of another model")
         made._sums[:] = sums
-        made._squares = [Fraction(square) for square in header["squares"]]
+        made._squares = {name: Fraction(square) for name, square in header["squares"].items()}
         for own, parts in zip(made._masses, header["masses"]):
             for runs, count, weight, lengths in parts:
                 own[tuple(Span(*run) for run in runs)] = Mass(count, Fraction(weight), Fraction(lengths))
@@ -246,10 +247,7 @@ class Accumulator:
         layer = self._layer_at(at)
         begin, end = self._start(layer), self._ends[layer]
         for bit, part in enumerate(masses):
-            covered = np.zeros(end - begin, np.bool_)
-            for run in part:
-                run.view(covered, begin)[...] = True
-            kinds |= covered[at.start - begin : at.stop - begin].astype(np.int64) << bit
+            kinds |= _covered(part, at, begin, end).astype(np.int64) << bit
         return kinds
 
     def _add(self, runs: Sequence[Span], blocks: Iterable[tuple[Span, Vector]], weight: float, largest: float) -> None:
@@ -319,6 +317,19 @@ class Accumulator:
 
 def _encoded(part: Part, mass: Mass) -> list[Any]:
     return [[astuple(run) for run in part], mass.count, str(mass.weight), str(mass.lengths)]
+
+
+def _covered(part: Part, at: slice, begin: int, end: int) -> NDArray[np.bool_]:
+    """Mark the elements of a slice that a part of the layer [begin, end) has."""
+    if all(run.rows == 1 for run in part):
+        found = np.zeros(at.stop - at.start, np.bool_)
+        for run in part:
+            found[max(run.start - at.start, 0) : max(run.stop - at.start, 0)] = True
+        return found
+    layer = np.zeros(end - begin, np.bool_)
+    for run in part:
+        run.view(layer, begin)[...] = True
+    return layer[at.start - begin : at.stop - begin]
 
 
 def _begins(run: Span, block: Span) -> bool:

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from federation.coverage import Coverage, coverage
+from federation.errors import InputError
 from federation.exchange import Exchange, graph_region, trained_region
 from federation.manifest import Manifest
 from federation.region import Region, of_layers
@@ -86,7 +87,10 @@ class DeviceTask:
     @cached_property
     def units(self) -> tuple[Region, ...]:
         """The parts of the model that are synchronised together."""
-        return self.exchange.sync.units(self.manifest.space)
+        found, told = self.exchange.sync.units(self.manifest.space), len(self.exchange.changed)
+        if len(found) != told:
+            raise InputError(f"the task divides the model into {told} parts, this agent into {len(found)}; update it")
+        return found
 
     @property
     def lost(self) -> bool:

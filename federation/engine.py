@@ -26,7 +26,8 @@ from federation.job import Plan
 from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
 from federation.messages import Task
-from federation.region import Region
+from federation.parameter_layers import layer_labels, parameter_layers
+from federation.region import Region, of_parameters
 from federation.robust import StoredBody, robust_moves
 from federation.round_sums import Reached, RoundSums
 from federation.server_step import Change, Move, Vectors, mean_moves, server_step, spread, track_step
@@ -66,13 +67,16 @@ class RoundEngine:
     def facts_of(self, number: int, stored: Mapping[str, Any] | None) -> Facts:
         """Decode the facts at the beginning of a round; `stored` is what was saved of them after the round before.
 
-        A job that an earlier program began has none: then every unit counts as just synchronised.
+        A job that an earlier program began has none, or has units of another kind: then every unit counts as just
+        synchronised.
         """
+        sync = self.first_facts.sync
         if stored is not None:
-            return decode(Facts, stored, "facts")
+            facts = decode(Facts, stored, "facts")
+            if len(facts.sync.changed) == len(sync.changed):
+                return facts
         if not number:
             return self.first_facts
-        sync = self.first_facts.sync
         rate = self.plan.local.schedule.at(number - 1)
         return Facts(replace(sync, changed=(number,) * len(sync.changed)), rate)
 
@@ -236,13 +240,14 @@ class RoundEngine:
         """Compute the facts after a round."""
         sync, when, known = self.algorithm.sync, self.plan.when(sums.number), sums.facts.sync
         steps = self.plan.local.steps
-        sizes = tuple(unit.only("weight").size for unit in sync.units(self.space))
+        units = sync.units(self.space)
+        sizes = tuple(unit.only("weight").size for unit in units)
         measured: dict[int, float] = {}
         if sync.measures:
-            for layer in sync.due(when, known):
-                found = spread(sums.totals[MODEL], self.space, layer)
-                if found is not None and sizes[layer]:
-                    measured[layer] = found / (known.intervals[layer] * steps * sizes[layer])
+            for unit in sync.due(when, known):
+                found = spread(sums.totals[MODEL], units[unit])
+                if found is not None:
+                    measured[unit] = found / (known.intervals[unit] * steps * sizes[unit])
         return Facts(after_round(sync, when, known, sizes, measured), self.plan.local.schedule.at(sums.number))
 
     def summary(self, sums: RoundSums, regions: Collection[Region], answers: Iterable[Answer]) -> dict[str, Any]:
@@ -256,7 +261,7 @@ class RoundEngine:
             "loss": _mean([report.get("loss") for report in reports]),
             "lost_state": sum(report.get("lost_state") is True for report in reports),
             "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
-            **self._synchronised(sums, names),
+            **self._synchronised(sums),
         }
 
     def device_scores(self, answers: Iterable[tuple[str, Answer]]) -> dict[str, Any] | None:
@@ -275,22 +280,33 @@ class RoundEngine:
             claims += [] if score is None else [(names.get(boundary, boundary), score)]
         return summarise(claims) if claims else None
 
-    def _synchronised(self, sums: RoundSums, names: list[str]) -> dict[str, Any]:
+    @cached_property
+    def _layers(self) -> dict[str, Region]:
+        """Every parameter layer of the model by its name for people."""
+        layers = parameter_layers(self.space)
+        names = layer_labels(layers, [layer.name for layer in self.manifest.layers])
+        return {n: of_parameters(self.space, {p.name for p in own.parameters}) for n, own in zip(names, layers)}
+
+    def _synchronised(self, sums: RoundSums) -> dict[str, Any]:
         """Name the parts that were synchronised and their layers, where not the whole model always is."""
         known = sums.facts.sync
         if len(known.changed) == 1:
             return {}
         parts = self.algorithm.sync.due(self.plan.when(sums.number), known)
-        return {"parts": list(parts), "synchronised": [name for name, own in zip(names, sums.due.layers) if own]}
+        names = [name for name, layer in self._layers.items() if (layer & sums.due).size]
+        return {"parts": list(parts), "synchronised": names}
 
     def by_layer(self, sums: RoundSums, after: Facts) -> dict[str, dict[str, float]]:
-        """Measure how far local models were apart in a round, and the steps between synchronisations after it."""
-        names = [layer.name for layer in self.manifest.layers]
-        apart = {name: spread(sums.totals[MODEL], self.space, index) for index, name in enumerate(names)}
+        """Measure how far local models were apart in a round, and the steps between synchronisations after it.
+
+        Both by parameter layer; of a layer that was synchronised in part, its discrepancy is that of the part.
+        """
+        apart = {name: spread(sums.totals[MODEL], layer & sums.due) for name, layer in self._layers.items()}
         found = {"discrepancy": {name: value for name, value in apart.items() if value is not None}}
         if self.algorithm.sync.measures:
             steps = self.plan.local.steps
-            found["interval"] = {name: float(steps * rounds) for name, rounds in zip(names, after.sync.intervals)}
+            rounds = zip(self._layers, after.sync.intervals)
+            found["interval"] = {name: float(steps * between) for name, between in rounds}
         return found
 
 

@@ -77,14 +77,12 @@ def trained_region(manifest: Manifest, covered: Coverage) -> Region:
 
 
 def units_region(sync: Sync, space: ParameterSpace, units: Sequence[int]) -> Region:
-    """Some units together: all of them, one, or several that have no layer in common."""
+    """Some units together: all of them, one, or several that have no parameter in common."""
     regions = sync.units(space)
     if len(units) == len(regions):
         return whole(space)
-    layers: list[tuple[Piece, ...]] = [()] * len(space.layers)
-    for unit in units:
-        for index, pieces in enumerate(regions[unit].layers):
-            if pieces and layers[index]:
-                raise InputError(f"units {units} have layer {index} in common and cannot be sent together")
-            layers[index] = pieces or layers[index]
-    return Region(tuple(layers))
+    found: dict[str, Piece] = {}
+    for piece in (piece for unit in units for layer in regions[unit].layers for piece in layer):
+        if found.setdefault(piece.parameter.name, piece) is not piece:
+            raise InputError(f"units {units} have {piece.parameter.name!r} in common and cannot be sent together")
+    return Region(tuple(tuple(found[p.name] for p in layer if p.name in found) for layer in space.layers))

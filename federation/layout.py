@@ -51,9 +51,9 @@ class Layout:
         return {parameter.name: 4 * self.space.slice_of(parameter.name).start for parameter in self.space}
 
     @cached_property
-    def owners(self) -> list[str]:
-        """The track of every layer of the space."""
-        return [track for track, region in self.tracks.items() for _ in region.layers]
+    def tensors(self) -> dict[str, tuple[str, Parameter]]:
+        """The track and the parameter of every tensor."""
+        return {_named(track, p).name: (track, p) for track, region in self.tracks.items() for p in region.space}
 
     @cached_property
     def usual(self) -> Order:

@@ -187,7 +187,13 @@ def whole(space: ParameterSpace) -> Region:
 
 def of_layers(space: ParameterSpace, layers: Collection[int]) -> Region:
     """Take some layers, entirely."""
-    return Region(tuple(_layer(space, index) if index in layers else () for index in range(len(space.layers))))
+    chosen = (own if index in layers else () for index, own in enumerate(space.layers))
+    return Region(tuple(tuple(_entire(space, parameter) for parameter in own) for own in chosen))
+
+
+def of_parameters(space: ParameterSpace, names: Collection[str]) -> Region:
+    """Take some parameters, entirely."""
+    return Region(tuple(tuple(_entire(space, p) for p in layer if p.name in names) for layer in space.layers))
 
 
 def channel_part(space: ParameterSpace, part: int, parts: int) -> Region:
@@ -213,11 +219,8 @@ def box(space: ParameterSpace, shapes: Sequence[Sequence[Sequence[int]]]) -> Reg
     return Region(tuple(layers))
 
 
-def _layer(space: ParameterSpace, index: int) -> tuple[Piece, ...]:
-    return tuple(
-        Piece(p, space.slice_of(p.name).start, 0, p.shape[0] if p.shape else 1, _columns(p.shape))
-        for p in space.layers[index]
-    )
+def _entire(space: ParameterSpace, p: Parameter) -> Piece:
+    return Piece(p, space.slice_of(p.name).start, 0, p.shape[0] if p.shape else 1, _columns(p.shape))
 
 
 def _columns(shape: tuple[int, ...]) -> int:

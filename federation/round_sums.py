@@ -64,7 +64,7 @@ class RoundSums:
             shortening, length = self._shortening(track.norm), self._length(report)
             blocks = self._shortened(blocks, shortening)
             scale = (1.0 if shortening is None else float(shortening)) / length
-            squares = tuple(square * scale**2 for square in squares)  # of what is summed
+            squares = {name: square * scale**2 for name, square in squares.items()}  # of what is summed
         self.totals[name].fold(track.region, blocks, weight * count, squares, largest=track.largest, length=length)
 
     def merge(self, name: str, total: Accumulator) -> None:

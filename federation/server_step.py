@@ -17,6 +17,7 @@ from federation.accumulate import Accumulator
 from federation.axes.local import LocalRule, TrackBlock
 from federation.axes.serve import Doubles, RoundFacts, ServeRule
 from federation.layout import MODEL
+from federation.region import Region
 from federation.space import Kind, ParameterSpace, Vector
 
 BLOCK = 1 << 14  # elements: a few doubles for each fit the cache
@@ -72,17 +73,20 @@ def mean_moves(total: Accumulator, space: ParameterSpace) -> Iterator[Move]:
         yield Move(at, kind, total.mean(at, buffer[: at.stop - at.start]), total.trained(at))
 
 
-def spread(total: Accumulator, space: ParameterSpace, layer: int) -> float | None:
-    """(1/m)·Σ ‖u − x_i‖² over the weights of a layer that each x_i has, u being the mean; None if no device trained it.
+def spread(total: Accumulator, region: Region) -> float | None:
+    """(1/m)·Σ ‖u − x_i‖² over the weights of a region that each x_i has, u being the mean; None if no device has any.
 
     Σ w‖x‖² − Σ w·u² over the elements, where Σ w·u² is the sum of w·x times u. FedNova: x_i is as far as the mean
     length of all would have taken it, and squares are of x/a.
     """
-    weight, length = total.weight(layer), total.length(layer)
-    if not weight:
-        return None
-    common = sum(float(np.dot(total.sum(at), total.mean(at))) for at in _blocks(space, layer, "weight"))
-    return max(0.0, length * (length * total.squares(layer) - common) / weight)
+    found, weights = [], region.only("weight")
+    for layer, (pieces, runs) in enumerate(zip(weights.layers, weights.layer_runs)):
+        if runs and (weight := total.weight(layer)):
+            length, squares = total.length(layer), total.squares(piece.parameter.name for piece in pieces)
+            blocks = (slice(block.start, block.stop) for run in runs for block in run.chunks(BLOCK))
+            common = sum(float(np.dot(total.sum(at), total.mean(at))) for at in blocks)
+            found.append(max(0.0, length * (length * squares - common) / weight))
+    return sum(found) if found else None
 
 
 def trained_blocks(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, Kind]]:

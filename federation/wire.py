@@ -21,7 +21,7 @@ from federation.errors import InputError
 from federation.layout import MODEL, Layout, Order, Place, layers_layout
 from federation.region import CHUNK, Region, Span
 from federation.safetensors_codec import PREFIX, SafetensorsError, decode_header, header_length
-from federation.space import Kind, ParameterSpace, Vector
+from federation.space import ParameterSpace, Vector
 
 BLOCK = 1 << 16  # elements that are checked together, counted from the start of the data whatever the chunks were
 DOT = 1 << 13  # elements of one dot product; BLAS spreads larger ones over threads, and the sum depends on how many
@@ -29,7 +29,7 @@ PIECE = 1 << 14  # elements that are sent together
 Bytes = bytearray | memoryview
 Steps = Generator[int, Bytes, "CheckedUpdate"]  # asks for so many bytes, gets them, and gives its verdict
 Body = Iterator[bytes | memoryview]
-Piece = tuple[int, Kind, int, int]  # layer, kind, begin and end, in elements, of what is squared at once
+Piece = tuple[str, str, int, int]  # track, tensor, begin and end, in elements, of what is squared at once
 
 
 class BodyFile(Protocol):
@@ -62,7 +62,7 @@ class CheckedTrack:
 
     region: Region
     places: tuple[Place, ...]  # in the order of the flat vector
-    squares: tuple[float, ...]  # sum of squares of each layer's weights
+    squares: Mapping[str, float]  # sum of squares of each weight, by its name
     norm: float  # of everything, statistics too
     largest: float  # magnitude
 
@@ -167,9 +167,9 @@ def _check(layout: Layout, limits: Limits) -> Steps:
 
 def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
     """Check the values."""
-    part, tracks, owner = layout.space, layout.tracks, layout.owners
-    pieces = _pieces(part, order.offsets)
-    squares = {kind: [0.0] * len(part.layers) for kind in ("weight", "statistic")}
+    part, tracks = layout.space, layout.tracks
+    pieces = _pieces(layout, order.offsets)
+    squares = dict.fromkeys(layout.tensors, 0.0)
     largest = dict.fromkeys(tracks, 0.0)
     most = {track: _bound(limits.max_value if track == MODEL else limits.max_other_value) for track in tracks}
     most_norm, total = _bound(limits.max_norm), 0.0
@@ -178,16 +178,16 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
         taken, end = [], first
         with np.errstate(invalid="ignore"):  # a signalling nan would warn when it is converted
             while end < first + values.size:
-                layer, kind, begin, end = piece = next(pieces)
+                track, name, begin, end = piece = next(pieces)
                 taken.append(piece)
                 doubles = values[begin - first : end - first].astype(np.float64)
                 square = float(np.dot(doubles, doubles))
-                squares[kind][layer] += square
+                squares[name] += square
                 # No square of a float32 overflows a double, so this one test finds every inf and nan.
                 if not math.isfinite(square):
                     raise WireError(_element(order.offsets, first, values, ~np.isfinite(values)) + "finite values")
-                total += square if owner[layer] == MODEL else 0.0
-        for track, run in groupby(taken, lambda piece: owner[piece[0]]):
+                total += square if track == MODEL else 0.0
+        for track, run in groupby(taken, lambda piece: piece[0]):
             mine = list(run)
             span = slice(mine[0][2] - first, mine[-1][3] - first)
             largest[track] = max(largest[track], float(values[span].max()), -float(values[span].min()))
@@ -198,11 +198,12 @@ def _check_data(layout: Layout, limits: Limits, order: Order) -> Steps:
         # The exact verdict comes at the end, but what is clearly too large already need not arrive to its end.
         if total > most_norm * most_norm * (1 + 1e-9):
             raise WireError(f"the norm is above {math.sqrt(total):.6g}; expected at most {most_norm:.6g}")
-    found, done = {}, 0
+    found = {}
     for track, region in tracks.items():
-        own = slice(done, done := done + len(region.layers))
-        norm = math.sqrt(math.fsum([*squares["weight"][own], *squares["statistic"][own]]))
-        found[track] = CheckedTrack(region, order.places[track], tuple(squares["weight"][own]), norm, largest[track])
+        own = [(p, squares[name]) for name, (owner, p) in layout.tensors.items() if owner == track]
+        norm = math.sqrt(math.fsum(square for _, square in own))
+        weights = {p.name: square for p, square in own if p.kind == "weight"}
+        found[track] = CheckedTrack(region, order.places[track], weights, norm, largest[track])
     if MODEL in found and found[MODEL].norm > most_norm:
         raise WireError(f"the norm is {found[MODEL].norm:.17g}; expected at most {most_norm:.17g}")
     return CheckedUpdate(found, order.start + 4 * part.size)
@@ -221,7 +222,7 @@ def read_blocks(file: BodyFile, track: CheckedTrack, block: int = CHUNK) -> Iter
 
 
 def within(track: CheckedTrack, region: Region) -> CheckedTrack:
-    """Cut a checked vector down to a region; sums of squares stay for layers that lie in it entirely."""
+    """Cut a checked vector down to a region; sums of squares stay for weights that lie in it entirely."""
     common = track.region & region
     if common == track.region:
         return track
@@ -233,8 +234,8 @@ def within(track: CheckedTrack, region: Region) -> CheckedTrack:
         if piece.columns != whole.columns:
             raise InputError(f"{piece.parameter.name!r}: a part of every row cannot be taken from a body")
         places.append((offsets[whole] + 4 * (piece.first - whole.first) * piece.columns, piece.run))
-    layers = zip(track.region.layers, common.layers, track.squares)
-    squares = tuple(square if mine == theirs else 0.0 for mine, theirs, square in layers)
+    entire = {piece.parameter.name for layer in common.layers for piece in layer if piece in offsets}
+    squares = {name: square for name, square in track.squares.items() if name in entire}
     return replace(track, region=common, places=tuple(places), squares=squares)
 
 
@@ -257,15 +258,15 @@ def _bound(most: float | None) -> float:
     return math.inf if most is None else most
 
 
-def _pieces(part: ParameterSpace, offsets: Mapping[str, int]) -> Iterator[Piece]:
-    """Cut the tensors, in the order of the data, into pieces of one layer, one kind and at most DOT elements."""
-    tensors = {p.name: ((index, p.kind), p.size) for index, layer in enumerate(part.layers) for p in layer}
+def _pieces(layout: Layout, offsets: Mapping[str, int]) -> Iterator[Piece]:
+    """Cut the tensors, in the order of the data, into pieces of one tensor and at most DOT elements."""
     begin = 0
-    for (layer, kind), run in groupby((tensors[name] for name in offsets), lambda tensor: tensor[0]):
-        end = begin + sum(size for _, size in run)
+    for name in offsets:
+        track, parameter = layout.tensors[name]
+        end = begin + parameter.size
         while begin < end:
             start, begin = begin, min(end, begin - begin % DOT + DOT)
-            yield layer, kind, start, begin
+            yield track, name, start, begin
 
 
 def _element(offsets: Mapping[str, int], first: int, values: Vector, wrong: NDArray[np.bool_]) -> str:

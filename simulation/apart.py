@@ -57,5 +57,5 @@ class StepSums:
 
     def distances(self) -> list[float]:
         """Return the squared distance after each step; statistics of batch norm do not count."""
-        layers = range(len(self._space.layers))
-        return [sum(spread(total, self._space, layer) or 0.0 for layer in layers) for total in self._totals]
+        everything = whole(self._space)
+        return [spread(total, everything) or 0.0 for total in self._totals]

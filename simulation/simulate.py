@@ -23,10 +23,8 @@ from edge_runtime.data.load import Data
 from edge_runtime.machine import describe_device
 from edge_runtime.state_file import load_state, save_state
 from federation.accumulate import Accumulator
-from federation.algorithm import Facts
 from federation.best_version import find_best, reason_to_stop
 from federation.coverage import coverage
-from federation.decode import decode
 from federation.errors import EmbraceError, InputError
 from federation.exchange import trained_region
 from federation.job import Plan, plan_from, plan_to
@@ -427,7 +425,7 @@ class Simulation:
         metrics.write_text("".join(json.dumps(line) + "\n" for line in self.records))
         self.server.state = ServerState(
             {name: np.array(vector) for name, vector in vectors.items()},
-            decode(Facts, about["facts"], "facts"),
+            self.server.engine.facts_of(about["number"], about["facts"]),
             about["number"],
             {device: (int(number), str(task)) for device, (number, task) in about["last"].items()},
             [(str(device), str(boundary), int(count)) for device, boundary, count in about["previous"]],

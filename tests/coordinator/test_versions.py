@@ -62,7 +62,7 @@ def test_a_step_block_by_block_is_the_step(versions: Versions, monkeypatch: pyte
     rows = np.random.default_rng(1).normal(size=(2, SPACE.size)).astype(np.float32)
     for weight, row in zip((1.0, 3.0), rows):
         blocks = [(Span(0, 1, SPACE.size, SPACE.size), row)]
-        total.fold(whole(SPACE), blocks, weight, [0.0] * 3, largest=float(np.abs(row).max()))
+        total.fold(whole(SPACE), blocks, weight, {}, largest=float(np.abs(row).max()))
     step(versions, total, 0.5)
     before = weights(versions, 0).astype(np.float64)
     expected = before + 0.5 * (rows[0].astype(np.float64) + 3 * rows[1].astype(np.float64)) / 4
@@ -73,7 +73,7 @@ def test_a_step_block_by_block_is_the_step(versions: Versions, monkeypatch: pyte
 def test_layers_without_weight_do_not_appear(versions: Versions) -> None:
     total = Accumulator(SPACE, max_value=8, max_weight=8)
     last = of_layers(SPACE, [2])
-    total.fold(last, [(Span(7, 1, 20, 20), np.ones(20, np.float32))], 1.0, [0, 0, 20.0], largest=1)
+    total.fold(last, [(Span(7, 1, 20, 20), np.ones(20, np.float32))], 1.0, {}, largest=1)
     assert [move.at for move in mean_moves(total, SPACE)] == [slice(7, 27)]
     step(versions, total, 1.0)
     assert weights(versions, 1)[:7].tobytes() == weights(versions, 0)[:7].tobytes()

@@ -67,6 +67,47 @@ COMBINATIONS = {
     ),
     "DOMO, some take part": job_text("domo", 5, SOME, steps=3),
 }
+RESIDUAL = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.shortcut = nn.Conv2d(6, 6, 5, padding=2), nn.Conv2d(4, 6, 1)
+
+    def forward(self, x):
+        return self.second(self.norm(self.first(x)).relu()) + self.shortcut(x)
+
+def network():
+    stem, dense, head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(6, 12), nn.Linear(12, 10)
+    return nn.Sequential(stem, Block(), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(), dense, nn.ReLU(), head)
+"""
+
+
+def test_fedlama_with_several_layers_in_a_piece(home: Path, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
+    """An interval belongs to a layer: some rounds synchronise a part of a piece of the bundle."""
+    from model_export.bundle import Choices, export_bundle
+    from model_export.source import load_source
+
+    (tmp_path / "residual.py").write_text(RESIDUAL)
+    source = load_source(f"{tmp_path / 'residual.py'}:network", input_shape=(1, 8, 8))
+    choices = Choices(tiers={"moderate": 0.95, "weak": 0.5}, engines=("portable",))
+    manifest = export_bundle(source, home / "residual", choices)
+    assert {"1.first.weight", "1.shortcut.weight"} <= {p.name for p in manifest.layers[1].parameters}
+    text = job_text("fedlama", 7, "[sync]\nfactor = 3\n", steps=3)
+    file = write_job(text.replace('"digits"', '"residual"', 1))
+    expected = simulate(file, tmp_path / "run").weights
+    job = fleet.admin.create(file)
+    fleet.wait(lambda: fleet.job(job)["state"] == "done")
+    fleet.admin.save_weights(job, 7, tmp_path / "trained.safetensors")
+    found = read_weights(home / "residual", tmp_path / "trained.safetensors")
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    told = [row["summary"]["synchronised"] for row in fleet.admin.rounds(job)]
+    assert told[0] == told[6] and {"1.first", "1.second", "1.shortcut"} < set(told[0])
+    assert any(0 < len([name for name in names if name.startswith("1.")]) < 3 for names in told), told
+
+
 HANDED_ON = {  # a window of partial averaging has ten rotations: the cohort changes after 20 rounds
     "local models are handed on": "local",
     "local models are averaged": "averaged",

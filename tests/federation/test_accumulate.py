@@ -54,10 +54,10 @@ def cut(start: int, values: Vector, block: int) -> Iterator[tuple[Span, Vector]]
 def fold(total: Accumulator, update: Update, space: ParameterSpace = SPACE, block: int = 5) -> None:
     where = space.suffix(update.first_layer)
     doubles = update.values.astype(np.float64)
-    squares = [0.0] * update.first_layer
+    squares = {}
     for layer in range(update.first_layer, len(space.layers)):
         own = space.layer(layer)
-        squares.append(math.fsum(doubles[own.start - where.start : own.stop - where.start] ** 2))
+        squares[f"w{layer}"] = math.fsum(doubles[own.start - where.start : own.stop - where.start] ** 2)
     largest = float(np.abs(update.values).max(initial=0))
     region, blocks = suffix(update.first_layer, space), cut(where.start, update.values, block)
     total.fold(region, blocks, update.weight, squares, largest=largest)
@@ -72,7 +72,7 @@ def folded(updates: Iterable[Update], block: int = 5) -> Accumulator:
 
 def state(total: Accumulator) -> tuple[Any, ...]:
     """Every bit of it."""
-    return total._sums.tobytes(), [*map(dict, total._masses)], [*total._squares]
+    return total._sums.tobytes(), [*map(dict, total._masses)], dict(total._squares)
 
 
 def update_strategy() -> st.SearchStrategy[Update]:
@@ -156,7 +156,7 @@ def test_against_two_passes_of_numpy() -> None:
             for u in updates
             if u.first_layer <= layer
         ]
-        assert total.squares(layer) == pytest.approx(math.fsum(squares), rel=1e-13)
+        assert total.squares([f"w{layer}"]) == pytest.approx(math.fsum(squares), rel=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_both_ways_of_rounding_give_the_same_integers(values: list[float], weigh
     for largest in (1.0, bound):
         total = empty(max_value=bound, max_weight=2.0)
         blocks = [(run(0, 9), np.array(values, np.float32))]
-        total.fold(whole(SPACE), blocks, weight, [0.0] * len(SIZES), largest=largest)
+        total.fold(whole(SPACE), blocks, weight, {}, largest=largest)
         sums.append(total._sums)
     expected = [round(Fraction(math.ldexp(weight, total.shift) * float(np.float32(v)))) for v in values]
     assert sums[0].tolist() == sums[1].tolist() == expected
@@ -210,7 +210,8 @@ def test_a_layer_divides_by_the_weight_of_those_that_trained_it() -> None:
     assert total.mean().tolist() == [1] * 3 + [4] * 6
     assert [total.weight(i) for i in range(4)] == [1, 0, 4, 4]  # the second has no parameters
     assert [total.count(i) for i in range(4)] == [1, 0, 2, 2]
-    assert [total.squares(i) for i in range(4)] == [3, 0, 4 + 3 * 100, 2 + 3 * 50]
+    assert [total.squares([f"w{i}"]) for i in range(4)] == [3, 0, 4 + 3 * 100, 2 + 3 * 50]
+    assert total.squares(["w0", "w3"]) == 3 + 2 + 3 * 50
     assert total.mean(slice(2, 5)).tolist() == [1, 4, 4]
     assert total.mean(slice(7, 3)).size == 0
     out = np.empty(2)
@@ -219,7 +220,7 @@ def test_a_layer_divides_by_the_weight_of_those_that_trained_it() -> None:
 
 def test_a_range_in_the_middle() -> None:
     total = empty()
-    total.fold(of_layers(SPACE, [2]), [(run(3, 7), np.full(4, 2, np.float32))], 1, [0, 0, 16.0, 0], largest=2)
+    total.fold(of_layers(SPACE, [2]), [(run(3, 7), np.full(4, 2, np.float32))], 1, {"w2": 16.0}, largest=2)
     assert total.mean().tolist() == [0, 0, 0, 2, 2, 2, 2, 0, 0]
     assert [total.count(i) for i in range(4)] == [0, 0, 1, 0]
 
@@ -248,10 +249,10 @@ LARGER = ParameterSpace([[Parameter(f"w{i}", "weight", (4,))] for i in range(4)]
         ({"length": 0.5}, "a length must be a number from 1, got 0.5"),
         ({"length": math.inf}, "a length must be a number from 1, got inf"),
         ({"length": math.nan}, "a length must be a number from 1, got nan"),
-        ({"squares": [1.0, math.inf, 1.0, 1.0]}, "a sum of squares for every layer, finite and not negative"),
-        ({"squares": [1.0, 1.0, -1.0, 1.0]}, "a sum of squares for every layer, finite and not negative"),
-        ({"squares": [0.0] * 5}, "a sum of squares for every layer"),
-        ({"squares": []}, "a sum of squares for every layer"),
+        ({"squares": {"w0": 1.0, "w1": math.inf}}, "sums of squares of weights by name, finite and not negative"),
+        ({"squares": {"w0": math.nan}}, "sums of squares of weights by name, finite and not negative"),
+        ({"squares": {"w2": -1.0}}, "sums of squares of weights by name, finite and not negative"),
+        ({"squares": {"w4": 0.0}}, "sums of squares of weights by name"),
         ({"region": whole(ParameterSpace(SPACE.layers[1:]))}, "the region has 3 layers, the model 4"),
         ({"region": whole(LARGER)}, "the region has 4 layers, the model 4, or other sizes"),
     ],
@@ -259,7 +260,7 @@ LARGER = ParameterSpace([[Parameter(f"w{i}", "weight", (4,))] for i in range(4)]
 def test_a_refused_update_changes_nothing(change: dict[str, Any], message: str) -> None:
     total = folded([Update(0, ONES, 1)])
     before = state(total)
-    good: dict[str, Any] = {"region": whole(SPACE), "weight": 1, "squares": [0.0] * 4, "largest": 1.0}
+    good: dict[str, Any] = {"region": whole(SPACE), "weight": 1, "squares": {"w0": 0.0}, "largest": 1.0}
     with pytest.raises(InputError, match=message):
         total.fold(blocks=[(run(0, 9), ONES)], **{**good, **change})
     assert state(total) == before
@@ -286,7 +287,7 @@ def breaking() -> Iterator[tuple[Span, Vector]]:
 def test_half_an_update_is_never_taken_for_a_sum(blocks: Any, error: type[Exception]) -> None:
     total = folded([Update(0, ONES, 1)])
     with pytest.raises(error):
-        total.fold(whole(SPACE), blocks, 1, [0.0] * 4, largest=1)
+        total.fold(whole(SPACE), blocks, 1, {}, largest=1)
     uses = (total.mean, total.dump, lambda: total.sum(slice(0, 3)), lambda: empty().merge(total))
     for use in (*uses, lambda: fold(total, Update(0, ONES, 1))):
         with pytest.raises(InputError, match="added in part only"):
@@ -330,7 +331,7 @@ def test_folding_allocates_nothing_that_grows(largest: float) -> None:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(times):
-            total.fold(whole(space), cut(0, values, 1 << 16), 0.01, [1.0], largest=largest)
+            total.fold(whole(space), cut(0, values, 1 << 16), 0.01, {"w": 1.0}, largest=largest)
         return tracemalloc.get_traced_memory()[1] - before
 
     tracemalloc.start()

@@ -59,11 +59,11 @@ def fold(total: Accumulator, update: Update, block: int = 5) -> None:
             blocks.append((chunk, update.values[done : done + chunk.size]))
             done += chunk.size
     space = update.known.space
-    squares = []
-    for layer in range(len(space.layers)):
-        own = space.layer(layer)
+    squares = {}
+    for parameter in (p for p in space if p.kind == "weight"):
+        own = space.slice_of(parameter.name)
         mine = (own.start <= update.known.places) & (update.known.places < own.stop)
-        squares.append(math.fsum(update.values[mine].astype(np.float64) ** 2))
+        squares[parameter.name] = math.fsum(update.values[mine].astype(np.float64) ** 2)
     largest = float(np.abs(update.values).max(initial=0))
     total.fold(region, blocks, update.weight, squares, largest=largest, length=update.length)
 
@@ -128,11 +128,13 @@ def test_counts_weights_and_squares_of_layers(data: st.DataObject) -> None:
         had = [u for u in given_ if ((own.start <= u.known.places) & (u.known.places < own.stop)).any()]
         assert total.count(layer) == len(had)
         assert total.weight(layer) == float(sum((Fraction(u.weight) for u in had), Fraction(0)))
+        weights = [p.name for p in space.layers[layer] if p.kind == "weight"]
         squares = 0.0
         for update in had:
-            mine = (own.start <= update.known.places) & (update.known.places < own.stop)
-            squares += update.weight * float(np.square(update.values[mine].astype(np.float64)).sum())
-        assert total.squares(layer) == pytest.approx(squares, rel=1e-12)
+            for own in map(space.slice_of, weights):
+                mine = (own.start <= update.known.places) & (update.known.places < own.stop)
+                squares += update.weight * float(np.square(update.values[mine].astype(np.float64)).sum())
+        assert total.squares(weights) == pytest.approx(squares, rel=1e-12)
 
 
 @given(st.data())
@@ -147,8 +149,10 @@ def test_neither_order_nor_blocks_nor_merging_change_a_bit(data: st.DataObject) 
     for found in (other, merged):
         assert found.mean().tobytes() == one.mean().tobytes()
         for layer in range(len(space.layers)):
-            for fact in ("count", "weight", "squares"):
+            for fact in ("count", "weight"):
                 assert getattr(found, fact)(layer) == getattr(one, fact)(layer)
+        for weight in (p.name for p in space if p.kind == "weight"):
+            assert found.squares([weight]) == one.squares([weight])
 
 
 @given(st.data())
@@ -215,7 +219,7 @@ def test_too_many_different_parts_are_refused() -> None:
     total = Accumulator(space, max_value=1, max_weight=MAX_WEIGHT)
     for part in range(MOST_PARTS + 1):
         region = channel_part(space, part, MOST_PARTS + 1)
-        total.fold(region, [(region.runs[0], np.ones(1, np.float32))], 0.5, [1.0], largest=1)
+        total.fold(region, [(region.runs[0], np.ones(1, np.float32))], 0.5, {}, largest=1)
         if part == MOST_PARTS - 1:
             assert total.mean().tolist() == [1.0] * MOST_PARTS + [0.0]
     with pytest.raises(InputError, match=f"expected at most {MOST_PARTS}"):
@@ -251,7 +255,7 @@ def test_blocks_that_are_not_the_regions_are_refused(blocks: list[Span]) -> None
     np.testing.assert_array_equal(region.gather(np.arange(9, dtype=np.float32)), np.flatnonzero(mask))
     total = Accumulator(space, max_value=1, max_weight=4)
     with pytest.raises(InputError):
-        total.fold(region, [(run, np.ones(run.size, np.float32)) for run in blocks], 1, [6.0], largest=1)
+        total.fold(region, [(run, np.ones(run.size, np.float32)) for run in blocks], 1, {}, largest=1)
     with pytest.raises(InputError, match="in part only"):
         total.mean()
 

@@ -112,23 +112,22 @@ def test_domo_is_told_the_scale_of_the_servers_last_move() -> None:
 
 
 def test_fedlama_divides_by_interval_steps_and_size() -> None:
-    space, steps, intervals = MODEL.space, 3, (2, 1, 2, 1)
+    space, steps, intervals = MODEL.space, 3, (2, 2, 1)
     engine = engine_of(sync={"rule": "fedlama", "factor": 2}, local={"steps": steps, "rate": "0.1"})
     rows = np.random.default_rng(0).normal(size=(4, space.size)).astype(np.float32)
-    sums = engine.sums(1, Facts(SyncFacts((0,) * 4, intervals, (7.0,) * 4)), 4)
+    sums = engine.sums(1, Facts(SyncFacts((0,) * 3, intervals, (7.0,) * 3)), 4)
     total = sums.accumulator("model")
     for row in rows:
-        squares = [float(np.square(row[space.layer(i)].astype(np.float64)).sum()) for i in range(4)]
+        squares = {p.name: float(np.square(row[space.slice_of(p.name)].astype(np.float64)).sum()) for p in space}
         total.fold(whole(space), zip(whole(space).runs, [row]), 1.0, squares, largest=float(np.abs(row).max()))
     sums.merge("model", total)
     after = engine.next_facts(sums)
-    for layer in (0, 2, 3):
+    for unit, layer in enumerate((0, 2, 3)):  # the one between has no weights
         mine = rows[:, space.layer(layer)].astype(np.float64)
         distance = np.square(mine - mine.mean(axis=0)).sum() / 4
-        expected = distance / (intervals[layer] * steps * mine.shape[1])
-        assert after.sync.discrepancies[layer] == pytest.approx(expected, rel=1e-9)
-    assert after.sync.discrepancies[1] == 7.0  # it has no weights
-    assert after.sync.changed == (2,) * 4 and after.rate == 0.1
+        expected = distance / (intervals[unit] * steps * mine.shape[1])
+        assert after.sync.discrepancies[unit] == pytest.approx(expected, rel=1e-9)
+    assert after.sync.changed == (2,) * 3 and after.rate == 0.1
 
 
 def test_facts_are_those_that_were_stored_or_those_of_a_job_that_an_earlier_program_began() -> None:
@@ -137,8 +136,9 @@ def test_facts_are_those_that_were_stored_or_those_of_a_job_that_an_earlier_prog
     later = engine.next_facts(engine.sums(0, engine.first_facts, 1))
     stored = {"sync": {name: list(value) for name, value in asdict(later.sync).items()}, "rate": later.rate}
     assert engine.facts_of(1, stored) == later
-    old = engine.facts_of(3, None)
-    assert old.sync.changed == (3, 3, 3) and old.rate == pytest.approx(0.04)
+    of_pieces = {"sync": {name: [1] * 4 for name in stored["sync"]}, "rate": 0.4}  # units were others
+    for old in (engine.facts_of(3, None), engine.facts_of(3, of_pieces)):
+        assert old.sync.changed == (3, 3, 3) and old.rate == pytest.approx(0.04)
 
 
 def test_a_round_begins_with_local_models_where_a_window_ended() -> None:
@@ -170,6 +170,6 @@ def test_a_summary_counts_what_devices_say_and_what_they_trained() -> None:
         "loss": 1.5,
         "lost_state": 1,
         "trainers": {"stem": 1, "pool": 0, "middle": 3, "head": 3},
-        "parts": [0, 1, 2, 3],
+        "parts": [0, 1, 2],
         "synchronised": ["stem", "middle", "head"],
     }

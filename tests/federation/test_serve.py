@@ -18,7 +18,7 @@ from federation.decode import decode, encode
 from federation.errors import InputError
 from federation.job import Serve
 from federation.layout import MODEL
-from federation.region import Region, box, of_layers, whole
+from federation.region import Region, box, of_layers, of_parameters, whole
 from federation.server_step import Change, mean_moves, server_step, spread, track_step
 from federation.space import Parameter, ParameterSpace, Vector
 from tests.oracles import fedopt
@@ -46,15 +46,18 @@ def total_of(rows: list[tuple[Region, Vector, float]]) -> Accumulator:
         for run in region.runs:
             blocks.append((run, values[done : done + run.size]))
             done += run.size
-        squares = [float(np.square(region_part(region, values, layer)).sum()) for layer in range(2)]
+        squares = {p.name: float(np.square(weight_of(region, values, p.name)).sum()) for p in weights_of(region)}
         total.fold(region, blocks, weight, squares, largest=float(np.abs(values).max(initial=0)))
     return total
 
 
-def region_part(region: Region, values: Vector, layer: int) -> Vector:
-    """The weights of a layer, as doubles."""
-    own = (region & of_layers(SPACE, [layer])).only("weight").inside(region)
-    return own.gather(values).astype(np.float64)
+def weights_of(region: Region) -> list[Parameter]:
+    return [p for p in region.space if p.kind == "weight"]
+
+
+def weight_of(region: Region, values: Vector, name: str) -> Vector:
+    """What a region has of a weight, as doubles."""
+    return (region & of_parameters(SPACE, {name})).inside(region).gather(values).astype(np.float64)
 
 
 def after(before: dict[str, Vector], changes: Iterator[Change]) -> dict[str, Vector]:
@@ -198,8 +201,10 @@ def test_the_spread_is_the_mean_squared_distance_from_the_mean(seed: int, device
     for layer, where in enumerate((slice(0, 10), slice(13, 17))):
         mine = rows[:, where].astype(np.float64)
         expected = np.square(mine - mine.mean(axis=0)).sum() / devices
-        assert spread(total, SPACE, layer) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert spread(Accumulator(SPACE, max_value=1, max_weight=1), SPACE, 0) is None
+        assert spread(total, of_layers(SPACE, [layer])) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    both = sum(spread(total, of_layers(SPACE, [layer])) or 0.0 for layer in range(2))
+    assert spread(total, whole(SPACE)) == pytest.approx(both, rel=1e-12)
+    assert spread(Accumulator(SPACE, max_value=1, max_weight=1), whole(SPACE)) is None
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)

@@ -209,7 +209,7 @@ def test_tables_that_are_no_rule(table: object, message: str) -> None:
 
 def test_units_that_share_a_layer_cannot_be_sent_together() -> None:
     space = space_of(4, 6)
-    with pytest.raises(InputError, match="have layer 0 in common"):
+    with pytest.raises(InputError, match="have 'w0' in common"):
         units_region(Rotating(3, "channel"), space, (0, 2))
     assert units_region(Rotating(3, "channel"), space, (0, 1, 2)).size == 10  # all of them are everything
     assert units_region(FedLama(), space_of(1, 2, 3), (0, 2)).size == 4

@@ -51,7 +51,7 @@ def test_golden_bytes() -> None:
     track = CheckedTrack(
         region=whole(TINY),
         places=((128, Span(0, 1, 2, 2)), (136, Span(2, 1, 1, 1))),
-        squares=(5.0, 0.25),
+        squares={p.name: square for p, square in zip(TINY, (5.0, 0.25))},
         norm=math.sqrt(5.25),
         largest=2.0,
     )
@@ -73,7 +73,7 @@ def test_a_range_in_the_middle() -> None:
     decoder = UpdateDecoder(layers_layout(SPACE, 1, 2), Limits())
     decoder.feed(data)
     checked = decoder.finish()
-    assert checked.model.squares == (0.0, float(np.square(VALUES[:4]).sum()), 0.0)
+    assert checked.model.squares == {"b": float(np.square(VALUES[:4]).sum()), "none": 0.0}
     assert checked.model.norm == math.sqrt(float(np.square(VALUES[:6]).sum()))
     assert np.array_equal(collected(data, checked, SPACE.size)[5:11], VALUES[:6])
 
@@ -100,7 +100,7 @@ def test_layers_that_do_not_exist(first: int, end: int | None) -> None:
 def test_a_layer_without_parameters() -> None:
     space = ParameterSpace([[]])
     checked = decode(body(space, 0, np.zeros(0, np.float32)), space, 0)
-    assert (checked.model.squares, checked.model.norm, checked.model.largest) == ((0.0,), 0.0, 0.0)
+    assert (checked.model.squares, checked.model.norm, checked.model.largest) == ({}, 0.0, 0.0)
     assert list(read_blocks(io.BytesIO(), checked.model)) == []
 
 
@@ -124,7 +124,7 @@ def test_byte_by_byte() -> None:
 def test_squares_against_numpy(data: bytes) -> None:
     checked = decode(data, BIG, 0)
     exact = BIG_VALUES.astype(np.float64) ** 2
-    expected = [math.fsum(exact[BIG.layer(layer)]) for layer in range(3)]
+    expected = {p.name: math.fsum(exact[BIG.slice_of(p.name)]) for p in BIG if p.kind == "weight"}
     assert checked.model.squares == pytest.approx(expected, rel=1e-14)
     assert checked.model.norm == pytest.approx(math.sqrt(math.fsum(exact)), rel=1e-14)
     assert checked.model.largest == np.abs(BIG_VALUES).max()

@@ -101,13 +101,10 @@ def test_there_and_back(data: st.DataObject) -> None:
             np.testing.assert_array_equal(read(written, track, space.size, data.draw(st.integers(1, 9))), expected)
             assert track.region == known.region and track.largest == values.max(initial=0)
             assert track.norm == pytest.approx(math.sqrt(math.fsum(values.astype(np.float64) ** 2)), rel=1e-14)
-            for layer in range(len(space.layers)):
-                mine = known.only("weight").masks
-                squares = [
-                    float(np.square(expected[space.slice_of(p.name)][mine[p.name].ravel()].astype(np.float64)).sum())
-                    for p in space.layers[layer]
-                ]
-                assert track.squares[layer] == pytest.approx(math.fsum(squares), rel=1e-14)
+            assert track.squares.keys() == {p.name for p in known.region.space if p.kind == "weight"}
+            for weight, square in track.squares.items():
+                own = expected[space.slice_of(weight)][known.masks[weight].ravel()].astype(np.float64)
+                assert square == pytest.approx(math.fsum(own**2), rel=1e-14)
     for name, tensor in tensors(vectors).items():
         np.testing.assert_array_equal(load(ours)[name], tensor)
     assert_same_without_header(layout, ours)
@@ -150,9 +147,10 @@ def test_a_part_of_a_checked_vector(data: st.DataObject) -> None:
     expected[both.places] = -vector_of(space)[both.places]
     np.testing.assert_array_equal(read(written, part, space.size, data.draw(st.integers(1, 9))), expected)
     assert (part.norm, part.largest) == (track.norm, track.largest)
-    for layer in range(len(space.layers)):
-        entire = both.region.layers[layer] == known.region.layers[layer]
-        assert part.squares[layer] == (track.squares[layer] if entire else 0.0)
+    entire = {
+        p.parameter.name for mine, theirs in zip(both.region.layers, known.region.layers) for p in mine if p in theirs
+    }
+    assert part.squares == {name: square for name, square in track.squares.items() if name in entire}
 
 
 PART = part_of(SPACE, 1, 2).region  # rows 2 and 3 of a, the second mean, the last two of b
@@ -181,7 +179,8 @@ def test_the_names_of_a_body() -> None:
     assert header_of(GOOD)["control/a"] == {"dtype": "F32", "shape": [2, 2], "data_offsets": [28, 44]}
     checked = decode(LAYOUT, GOOD)
     assert checked.model.norm == pytest.approx(np.linalg.norm(VALUES))
-    assert checked.model.squares == (30.0, 5.0) and checked.tracks["control"].squares == (300000.0, 50000.0)
+    assert checked.model.squares == {"a": 30.0, "b": 5.0}
+    assert checked.tracks["control"].squares == {"a": 300000.0, "b": 50000.0}
     assert (checked.model.largest, checked.tracks["control"].largest) == (4.0, 400.0)
 
 

@@ -276,10 +276,18 @@ def clipped() -> dict[str, Any]:
 LAYERS = (
     layer("stem", weight("stem.weight", 8, 3, 2), weight("stem.bias", 8), statistic("stem.mean", 8)),
     layer("pool"),
-    layer("body", weight("body.weight", 6, 8), statistic("body.mean", 6), statistic("body.count")),
+    layer(
+        "body",
+        weight("body.0.scale", 8),
+        weight("body.1.weight", 6, 8),
+        weight("body.2.bias", 6),
+        weight("body.3.weight", 6, 6),
+        statistic("body.2.mean", 6),
+        statistic("body.count"),
+    ),
     layer("näher", weight("7", 5, 6), weight("head.bias", 5)),
 )
-NARROW = (((4, 3, 2), (4,), (4,)), (), ((3, 4), (3,), ()), ((5, 3), (5,)))
+NARROW = (((4, 3, 2), (4,), (4,)), (), ((4,), (3, 4), (3,), (3, 3), (3,), ()), ((5, 3), (5,)))
 BOUNDARIES = (
     boundary("stem", 0),
     boundary("body", 2),
@@ -459,7 +467,8 @@ def scenario_tasks(scenario: Scenario) -> Iterator[Task]:
             fuse=scenario.fuse if number else None,
         )
         yield Task(scenario.boundary, 3, 2, 0.05, scenario.rules, seed=number, round=number, exchange=exchange)
-        facts = after_round(sync, when, facts, tuple(1 for _ in facts.changed), {})
+        apart = {unit: 5.0 if unit == 2 else 1.0 for unit in range(len(facts.changed))}  # of FedLAMA: a part of "body"
+        facts = after_round(sync, when, facts, tuple(1 for _ in facts.changed), apart)
         if number not in scenario.misses:
             last = number
 

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,34 +54,38 @@ TIERS = {"moderate": 0.5, "weak": 0.25}
 SEEN = "second.seen"  # a running mean, where a test asks for statistics
 
 
-def manifest(*, statistics: bool = False, widths: Sequence[float] = WIDTHS) -> Manifest:
-    """The oracles' three layers as a bundle without graphs."""
+def manifest(*, statistics: bool = False, widths: Sequence[float] = WIDTHS, joined: bool = False) -> Manifest:
+    """The oracles' three layers as a bundle without graphs; `joined`: the first two are one piece of it."""
     sizes = (INPUTS, FIRST, SECOND, CLASSES)
-    layers = []
-    for index, shapes in enumerate(_shapes(1.0, statistics)):
+    layers, names, starts = [], LAYERS[::2] if joined else LAYERS, (0, 2, 3) if joined else (0, 1, 2, 3)
+    for name, shapes, (first, end) in zip(names, _shapes(1.0, statistics, joined), pairwise(starts)):
         parameters = [Parameter(name, _kind(name), shape) for name, shape in shapes.items()]
-        entry, leaves = (TensorSpec("float32", (sizes[index + end],)) for end in (0, 1))
+        entry, leaves = (TensorSpec("float32", (sizes[at],)) for at in (first, end))
         layers.append(
-            tiny_bundle.layer(LAYERS[index], *parameters, activations=sizes[index + 1], input=entry, output=leaves)
+            tiny_bundle.layer(
+                name, *parameters, activations=sum(sizes[first + 1 : end + 1]), input=entry, output=leaves
+            )
         )
-    kept = [sum(sizes[index + 1 :]) for index in range(3)]
-    boundaries = [tiny_bundle.boundary(name, at, kept[at]) for at, name in enumerate(LAYERS)]
+    boundaries = [
+        tiny_bundle.boundary(name, at, sum(sizes[first + 1 :])) for at, (name, first) in enumerate(zip(names, starts))
+    ]
     for width in widths:
-        narrow = tuple(tuple(shapes.values()) for shapes in _shapes(width, statistics))
+        narrow = tuple(tuple(shapes.values()) for shapes in _shapes(width, statistics, joined))
         boundaries.append(tiny_bundle.boundary(f"first@{width:g}", 0, 9, width=width, narrow=narrow))
     return tiny_bundle.manifest(
         layers,
         boundaries,
-        {"strong": "first", "moderate": "second", "weak": "head"},
+        {"strong": "first", **({} if joined else {"moderate": "second"}), "weak": "head"},
         loss=Loss("cross_entropy"),
         labels=TensorSpec("int64", ()),
         batch=4,
     )
 
 
-def _shapes(width: float, statistics: bool) -> list[dict[str, tuple[int, ...]]]:
-    shapes = narrow_shapes(width)
-    return [shapes[0], {**shapes[1], SEEN: shapes[1]["second.bias"]}, shapes[2]] if statistics else shapes
+def _shapes(width: float, statistics: bool, joined: bool) -> list[dict[str, tuple[int, ...]]]:
+    first, second, head = narrow_shapes(width)
+    second |= {SEEN: second["second.bias"]} if statistics else {}
+    return [{**first, **second}, head] if joined else [first, second, head]
 
 
 def _kind(name: str) -> Any:
@@ -94,8 +99,8 @@ def _profile(told: str | int) -> DeviceProfile:
 def model_of(space: ParameterSpace, vector: Vector) -> Model:
     """A flat vector as a model of the oracles; statistics are left out."""
     views = space.views(np.asarray(vector))
-    names = ([p.name for p in layer if p.kind == "weight"] for layer in space.layers)
-    return [{name: views[name].astype(np.float64) for name in layer} for layer in names]
+    weights = groupby((p.name for p in space if p.kind == "weight"), lambda name: name.partition(".")[0])
+    return [{name: views[name].astype(np.float64) for name in layer} for _, layer in weights]
 
 
 @dataclass(frozen=True)
@@ -124,9 +129,10 @@ class Fleet:
     problem: Problem = PROBLEM
     most: int | None = None  # steps that the oracle counts for a round
     widths: Sequence[float] = WIDTHS
+    joined: bool = False  # the first two layers are one piece of the bundle
 
     def __post_init__(self) -> None:
-        self.manifest = manifest(statistics=self.statistics, widths=self.widths)
+        self.manifest = manifest(statistics=self.statistics, widths=self.widths, joined=self.joined)
         self.space = self.manifest.space
         self.plan = plan_from({"bundle": "none", **self.job})
         profiles = {str(i): _profile(self.tiers.get(i, "strong")) for i in range(self.problem.devices)}

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from federation.errors import InputError
+from federation.parameter_layers import parameter_layers
+from federation.space import Parameter, ParameterSpace
 from model_export.zoo import ZOO, Tier, ZooModel, zoo_model
 
 PARAMETERS = {
@@ -193,3 +195,12 @@ def test_the_lstm_begins_by_remembering():
             assert not bias.any() and not bias.requires_grad
     bound = math.sqrt(6 / (10_000 + 256))  # Glorot's
     assert bound * 0.99 < model.embedding.weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(("name", "layers"), [("resnet20", 23), ("femnist_cnn", 4), ("imdb_bilstm", 3)])
+def test_parameter_layers_are_the_papers(name: str, layers: int) -> None:
+    """ResNet20: 19 convolutions, the dense layer, and the projections on three shortcuts."""
+    state = zoo_model(name).build().state_dict()
+    kinds = {key: "statistic" if "running" in key else "weight" for key in state if "num_batches" not in key}
+    space = ParameterSpace([[Parameter(key, kind, tuple(state[key].shape)) for key, kind in kinds.items()]])
+    assert len(parameter_layers(space)) == layers

@@ -155,8 +155,8 @@ def _total(manifest: Manifest, job: str, number: int, slots: list[Any], counted:
         task = f"{job}-{number}-{seat['number']}-{len(seat['holders'])}"
         delta = update_of(task, where.stop - where.start)
         region = of_layers(manifest.space, range(layer, len(manifest.layers)))
-        squares, largest = [0.0] * len(manifest.layers), float(np.abs(delta).max())
-        total.fold(region, zip(region.runs, [delta]), float(seat["count"]), squares, largest=largest)
+        largest = float(np.abs(delta).max())
+        total.fold(region, zip(region.runs, [delta]), float(seat["count"]), {}, largest=largest)
     return total
 
 

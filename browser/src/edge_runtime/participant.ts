@@ -27,7 +27,8 @@ export interface Contribution {
 export async function begin(task: Task, manifest: Manifest, server: ServerValues, load: (task: string) => Promise<Kept | undefined>): Promise<Begun> {
   const last = task.exchange.lastTask;
   const kept = last === undefined ? undefined : await load(last);
-  const own = kept?.boundary === task.boundary ? kept : undefined;
+  const fits = kept?.boundary === task.boundary && kept.walked.length === task.exchange.changed.length;
+  const own = fits ? kept : undefined;
   const device = new DeviceTask(task.round, task.boundary, task.exchange, manifest, server, own);
   const model = await startOf(device);
   const brought: Record<string, Vector> = {};

@@ -120,6 +120,11 @@ export function ofLayers(space: ParameterSpace, chosen: (layer: number) => boole
   return new Region(space.layers.map((layer, index) => (chosen(index) ? layer.map((p) => entire(space, p)) : [])));
 }
 
+/** Take some parameters, entirely. */
+export function ofParameters(space: ParameterSpace, names: ReadonlySet<string>): Region {
+  return new Region(space.layers.map((layer) => layer.filter(({ name }) => names.has(name)).map((p) => entire(space, p))));
+}
+
 /** Take the `part`-th of `parts` slices of every parameter's rows; together they have each element once. */
 export function channelPart(space: ParameterSpace, part: number, parts: number): Region {
   const cut = (piece: Piece): Piece => ({

@@ -5,7 +5,8 @@
  */
 import { Field } from "./decode.ts";
 import { InputError } from "./errors.ts";
-import { channelPart, ofLayers, Region, whole } from "./region.ts";
+import { parameterLayers } from "./parameter_layers.ts";
+import { channelPart, ofLayers, ofParameters, Region, whole, type Piece } from "./region.ts";
 import type { ParameterSpace } from "./space.ts";
 
 export interface Sync {
@@ -18,8 +19,8 @@ export function syncOf(field: Field): Sync {
   switch (rule("rule").or("all", (f) => f.text())) {
     case "all":
       return { units: (space) => [whole(space)] };
-    case "fedlama": // a unit is a layer
-      return { units: (space) => space.layers.map((_, index) => ofLayers(space, (layer) => layer === index)) };
+    case "fedlama": // a unit is a parameter layer
+      return { units: (space) => parameterLayers(space).map((names) => ofParameters(space, names)) };
     case "rotating":
       return rotating(
         rule("parts").or(4, (f) => f.integer(1, 10_000)),
@@ -32,17 +33,16 @@ export function syncOf(field: Field): Sync {
   }
 }
 
-/** Take some units together: all of them, one, or several that have no layer in common. */
+/** Take some units together: all of them, one, or several that have no parameter in common. */
 export function unitsRegion(sync: Sync, space: ParameterSpace, units: readonly number[]): Region {
   const regions = sync.units(space);
   if (units.length === regions.length) return whole(space);
-  return new Region(
-    space.layers.map((_, index) => {
-      const found = units.map((unit) => regions[unit]!.layers[index]!).filter((pieces) => pieces.length > 0);
-      if (found.length > 1) throw new InputError(`units ${units} have layer ${index} in common`);
-      return found[0] ?? [];
-    }),
-  );
+  const found = new Map<string, Piece>();
+  for (const piece of units.flatMap((unit) => regions[unit]!.layers.flat())) {
+    if (found.has(piece.parameter.name)) throw new InputError(`units ${units} have ${piece.parameter.name} in common`);
+    found.set(piece.parameter.name, piece);
+  }
+  return new Region(space.layers.map((layer) => layer.flatMap(({ name }) => found.get(name) ?? [])));
 }
 
 function rotating(parts: number, by: "layer" | "channel"): Sync {

@@ -5,6 +5,9 @@ Lee, Zhang and Avestimehr, Layer-wise Adaptive Model Aggregation for Scalable Fe
     d_l = (1/m) Σ ‖u_l − x_l^i‖² / (τ_l · dim(u_l))           when layer l is synchronised
     δ_l = Σ_{≤l} d·dim / Σ d·dim,   λ_l = Σ_{≤l} dim / Σ dim   layers sorted by d, ascending
 
+A layer is one with parameters of its own (federation/parameter_layers.py): the paper counts 9 of ResNet20's as 80 % of
+what is sent, so a residual block is several.
+
 Up to and including the first layer with 1 − λ_l < δ_l they get the interval φτ', the others τ'. (The listing of the
 paper prints another comparison; its text and figure say this crossing.) `accelerate` is the mirrored rule, which trades
 bytes for speed: sorted descending, from the first layer on until λ_l exceeds 1 − δ_l, layers keep τ'. φ = 1 is FedAvg.
@@ -16,13 +19,14 @@ from dataclasses import dataclass, replace
 
 from federation.axes.sync.rule import Sync, SyncFacts, When
 from federation.errors import FieldError
-from federation.region import Region, of_layers
+from federation.parameter_layers import parameter_layers
+from federation.region import Region, of_parameters
 from federation.space import ParameterSpace
 
 
 @dataclass(frozen=True)
 class FedLama(Sync):
-    """A unit is a layer; τ' is the number of steps of a round, and `factor` is φ."""
+    """A unit is a parameter layer; τ' is the number of steps of a round, and `factor` is φ."""
 
     factor: int = 2
     accelerate: bool = False
@@ -40,7 +44,7 @@ class FedLama(Sync):
         return True
 
     def units(self, space: ParameterSpace) -> tuple[Region, ...]:
-        return tuple(of_layers(space, [index]) for index in range(len(space.layers)))
+        return tuple(of_parameters(space, {p.name for p in layer.parameters}) for layer in parameter_layers(space))
 
     def due(self, when: When, facts: SyncFacts) -> tuple[int, ...]:
         done = when.round + 1

@@ -48,7 +48,7 @@ class Sync(ABC):
 
     @property
     def measures(self) -> bool:
-        """Whether a unit is a layer, and `learn` needs to know how far its local copies are apart."""
+        """Whether a unit is a parameter layer, and `learn` needs to know how far its local copies are apart."""
         return False
 
     @abstractmethod
