@@ -268,6 +268,7 @@ class Coordinator:
         """Create a job on a bundle and evaluation data that are here already."""
         manifest = self._bundles.checked(bundle)
         self._data.check(plan.evaluate.data, manifest)
+        plan.local.check_parts(manifest)
         engine, id = RoundEngine(plan, manifest), new_id()
         try:
             self._versions.create(id, self._bundles.file(bundle, manifest.weights.name), engine.first_vectors())

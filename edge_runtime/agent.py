@@ -337,7 +337,10 @@ class Agent:
         if self.device.memory is not None:
             trainer.release_session()  # the next step opens it again: within a budget it is one or the other
         source = RemoteSource(loaded.bundle, offer, keeps=True)
-        found = score_received(source, loaded.held_out, trainer.plan, trainer.settings, watch, self._still_going)
+        loaded.bundle.loss_file()
+        found = score_received(
+            loaded.bundle.directory, source, loaded.held_out, trainer.plan, trainer.settings, watch, self._still_going
+        )
         if trainer.settings.profile == "low_memory":
             give_back_memory()
         return asdict(found) if math.isfinite(found.loss) else {}

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
+from edge_runtime.bundle_loss import BundleLoss
 from edge_runtime.data import TrainingSamples
 from edge_runtime.engine.choose import choose_engine, open_step
 from edge_runtime.engine.session import RuntimeSettings
@@ -24,10 +25,8 @@ from edge_runtime.layers import LayerSource, TrainedSource
 from edge_runtime.timing import Stopwatch
 from federation.errors import OutOfMemory
 from federation.manifest import Boundary, Manifest
-from federation.metrics import Score, count_labels, score
+from federation.metrics import Score
 from federation.space import Vector
-
-_ROWS = 1024  # predictions that are scored at a time
 
 
 class Evaluator:
@@ -74,7 +73,15 @@ class Evaluator:
                 self._stored = self._run(self.source, range(self.first_layer), own)
             source = TrainedSource(self.directory, manifest, self.first_layer, trained, Path(folder))
             return _score_layers(
-                source, self.first_layer, self._inputs, self.samples, self.plan, self.settings, own, self.progress
+                source,
+                self.first_layer,
+                self._inputs,
+                self.samples,
+                BundleLoss(self.directory, manifest),
+                self.plan,
+                self.settings,
+                own,
+                self.progress,
             )
 
     def _run(self, source: LayerSource, layers: range, watch: Stopwatch) -> ActivationStore:
@@ -95,6 +102,7 @@ class Evaluator:
 
 
 def score_received(
+    directory: Path,
     source: LayerSource,
     samples: TrainingSamples,
     plan: ForwardPlan,
@@ -102,14 +110,18 @@ def score_received(
     watch: Stopwatch,
     progress: Report,
 ) -> Score:
-    """Score a version as it was received: all of its layers, a few at a time, within the memory of the plan."""
+    """Score a version as it was received: all of its layers, a few at a time, within the memory of the plan.
+
+    `directory` has the graph of a traced loss.
+    """
 
     def inputs(start: int, stop: int) -> NDArray[Any]:
         return samples.batch(np.arange(start, stop))[0]
 
     own, plan = Stopwatch(watch.now), replace(plan, stored_as="float32")
     with watch.part("evaluation"):
-        return _score_layers(source, 0, inputs, samples, plan, settings, own, progress)
+        loss = BundleLoss(directory, source.manifest)
+        return _score_layers(source, 0, inputs, samples, loss, plan, settings, own, progress)
 
 
 def _score_layers(
@@ -117,6 +129,7 @@ def _score_layers(
     first: int,
     inputs: Inputs,
     samples: TrainingSamples,
+    loss: BundleLoss,
     plan: ForwardPlan,
     settings: RuntimeSettings,
     watch: Stopwatch,
@@ -130,11 +143,11 @@ def _score_layers(
     read = stored.rows if stored is not None else inputs
     try:
         if last is not None:
-            return _score_steps(source, last, read, samples, settings)
+            return _score_steps(source, last, read, samples, loss, settings)
         total = Score()
-        for start in range(0, count, _ROWS):
-            stop = min(start + _ROWS, count)
-            total += score(manifest.loss, read(start, stop), samples.labels[start:stop])
+        for start in range(0, count, loss.rows):
+            stop = min(start + loss.rows, count)
+            total += loss.score(read(start, stop), samples.labels[start:stop])
         return total
     finally:
         if stored is not None:
@@ -147,15 +160,20 @@ def _last_boundary(manifest: Manifest) -> Boundary:
 
 
 def _score_steps(
-    source: LayerSource, boundary: Boundary, read: Inputs, samples: TrainingSamples, settings: RuntimeSettings
+    source: LayerSource,
+    boundary: Boundary,
+    read: Inputs,
+    samples: TrainingSamples,
+    loss: BundleLoss,
+    settings: RuntimeSettings,
 ) -> Score:
     """Take the loss of every sample from the training step of a boundary; its gradients go nowhere."""
     directory, weights = source.fetch_step(boundary)
     step = open_step(directory, source.manifest, boundary, choose_engine(boundary), settings)
     step.parameters[:] = weights
-    loss, total = source.manifest.loss, Score()
+    total = Score()
     for number in range(len(samples)):
         labels = samples.labels[number : number + 1]
-        counted = count_labels(loss, labels)
+        counted = loss.counted(labels)
         total += Score(counted * step.run(read(number, number + 1), labels), 0, counted)
     return total

@@ -33,4 +33,4 @@ def score_version(bundle: Path, weights: Path, data: Path, statistics: str = "gl
     source = BundleSource(bundle, manifest)
     evaluator = Evaluator(bundle, source, 0, samples, settings=RuntimeSettings(), plan=ForwardPlan())
     found = evaluator.score(vector)
-    return {**asdict(found), "mean_loss": found.mean_loss, "accuracy": found.accuracy}
+    return {**asdict(found), **found.describe()}

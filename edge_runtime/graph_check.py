@@ -84,6 +84,15 @@ def check_ort_training_graph(path: Path, manifest: Manifest, boundary: Boundary)
     _check_sums(carried, flags)
 
 
+def check_loss_graph(path: Path, manifest: Manifest) -> None:
+    """Refuse the graph of a loss that gives other things than two numbers for a batch."""
+    graph = _read(path, STANDARD)
+    _check_inputs(graph, {"predictions": (None, *manifest.output.shape), "labels": (None, *manifest.labels.shape)})
+    _check_outputs(graph, {"loss": (), "counted": ()})
+    _check_nothing_outside(graph)
+    _carried(graph, {"predictions": BATCH, "labels": LABELS})
+
+
 def check_forward_graph(path: Path, manifest: Manifest, layer: Layer) -> None:
     """Refuse a frozen layer that takes its weights from elsewhere than their own places in the weights file."""
     graph = _read(path, STANDARD)

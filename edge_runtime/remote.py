@@ -17,7 +17,12 @@ from edge_runtime.client import DeviceClient
 from edge_runtime.engine.choose import choose_engine
 from edge_runtime.engine.ort_training import TRAINING_MODEL
 from edge_runtime.files import link_file
-from edge_runtime.graph_check import check_forward_graph, check_ort_training_graph, check_training_graph
+from edge_runtime.graph_check import (
+    check_forward_graph,
+    check_loss_graph,
+    check_ort_training_graph,
+    check_training_graph,
+)
 from edge_runtime.layers import head_of
 from edge_runtime.system import HERE
 from federation.coverage import coverage
@@ -83,6 +88,7 @@ class RemoteBundle:
     def training_files(self, boundary: Boundary, engine: str) -> None:
         """Fetch everything that an engine needs for a boundary; refuse a graph that does other things than training."""
         self._frozen_file()
+        self.loss_file()
         check = check_ort_training_graph if engine == "ort-training" else check_training_graph
         for ref in boundary.ort_training if engine == "ort-training" else filter(None, (boundary.train,)):
             path = self.file(ref)
@@ -98,6 +104,13 @@ class RemoteBundle:
             check_forward_graph(path, self.manifest, layer)
             self._harmless.add(layer.forward.sha256)
         return path
+
+    def loss_file(self) -> None:
+        """Fetch the graph of a loss that was traced, checked likewise."""
+        own = self.manifest.loss.own
+        if own is not None and own.graph.sha256 not in self._harmless:
+            check_loss_graph(self.file(own.graph), self.manifest)
+            self._harmless.add(own.graph.sha256)
 
     def _frozen_file(self) -> None:
         """Fetch the weights that no device trains, which lie beside the graphs."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore
+from edge_runtime.bundle_loss import BundleLoss
 from edge_runtime.data import Augmentation, TrainingSamples, shuffled
 from edge_runtime.data.prng import sample_bits
 from edge_runtime.engine.choose import EngineName
@@ -30,7 +31,6 @@ from federation.coverage import Coverage, coverage
 from federation.errors import NonFiniteLoss, OutOfMemory
 from federation.manifest import Boundary, Layer
 from federation.messages import Report, Task
-from federation.metrics import count_labels
 from federation.space import Vector
 
 _DROPOUT = 1 << 32  # a draw of its own: not one of the augmentation's
@@ -154,6 +154,7 @@ class Trainer:
         self.seen = seen
         self._step: tuple[tuple[str, ...], GradientStep] | None = None
         self._stored: _Stored | None = None
+        self._loss = BundleLoss(directory, self.manifest)
         self._idle = current_memory()
 
     def run(self, task: Task, received: Received, watch: Stopwatch | None = None) -> Outcome:
@@ -292,6 +293,7 @@ class Trainer:
             start = Start(step.parameters, task.steps, task.rate, origin, brought, received.steps_before)
             weights, statistics = runs(boundary.space(self.manifest), boundary.layer, covered.layers)
             local = self.local_step(task.rules, start, weights, statistics)
+        replace(task, batch=self._batch(task)).check_parts(self.manifest, boundary)
         memory = self._memory(task, boundary, step, statistics, watch)
         order = batches(len(self.samples), self._batch(task), task)
         losses: list[float] = []
@@ -339,9 +341,9 @@ class Trainer:
     ) -> float:
         """Leave the gradient of a batch in the step's vector, whether its samples go through at once or in parts."""
         parts = [indices[first : first + len(memory.x)] for first in range(0, len(indices), len(memory.x))]
-        loss, counted = 0.0, [count_labels(self.manifest.loss, self.samples.labels[part]) for part in parts]
+        loss, shares = 0.0, self._shares(parts)
         for place, part in enumerate(parts):
-            x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], counted[place] / max(1, sum(counted))
+            x, labels, share = memory.x[: len(part)], memory.labels[: len(part)], shares[place]
             with watch.part("activation_io"):
                 self._read(part, epoch, task, boundary, x, labels)
             loss += share * step.run(x, labels, step_seed(task, number * len(parts) + place))
@@ -349,6 +351,12 @@ class Trainer:
                 with watch.part("optimiser"):
                     memory.mean.add(share, last=place == len(parts) - 1)
         return loss
+
+    def _shares(self, parts: Sequence[NDArray[np.int64]]) -> list[float]:
+        """Find how much each part of a batch counts in its loss."""
+        if len(parts) == 1:
+            return [1.0]
+        return self._loss.shares([self._loss.counted(self.samples.labels[part]) for part in parts])
 
     def _read(
         self,

@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.signing import read_key, read_signer, sign_bundle
 from embrace.errors import BundleError, InputError, VerificationError
+from embrace.loss_choice import LossChoice, parse_loss
 from federation.capacity import capacity, forward_macs, predicted_memory, predicted_peak, training_macs
 from federation.inputs import NamedInput
-from federation.manifest import Boundary, Layer, Lora, Loss, LossName, Manifest, Storage
+from federation.manifest import Boundary, Layer, Lora, Manifest, Storage
 from federation.preprocessing import PLAIN, Preprocessing
 from federation.signature import SigningKey
 
@@ -216,7 +217,8 @@ def export(
     input_shape: Sequence[int] | None = None,
     dtype: str | None = None,
     vocabulary: int | Mapping[str, int] | None = None,
-    loss: LossName | None = None,
+    loss: LossChoice | None = None,
+    labels: ArrayLike | Mapping[str, ArrayLike] | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
     classes_last: bool | None = None,
@@ -257,6 +259,10 @@ def export(
     `scale`, bytes are divided by 255. Both stand in the metadata of the ONNX file that comes of it. `sign` is a private
     key.
 
+    `loss` is a name; a function of (outputs, labels) that returns a number, one for each sample, or (total, count), or
+    `file.py:function`; or of several outputs each one's, {"digit": "cross_entropy", "angle": "mse:0.5"} with weights.
+    `labels` is an array with labels of a batch, or one for each name, where a function's labels cannot be told.
+
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
     `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.
 
@@ -280,6 +286,7 @@ def export(
         dtype=dtype,
         vocabulary=vocabulary,
         loss=loss,
+        labels=None if labels is None else named_labels(labels),
         label_smoothing=label_smoothing,
         ignore_index=ignore_index,
         classes_last=classes_last,
@@ -327,7 +334,8 @@ def open_source(
     input_shape: Sequence[int] | None = None,
     dtype: str | None = None,
     vocabulary: int | Mapping[str, int] | None = None,
-    loss: str | None = None,
+    loss: LossChoice | None = None,
+    labels: Sequence[NamedInput] | None = None,
     label_smoothing: float | None = None,
     ignore_index: int | None = None,
     classes_last: bool | None = None,
@@ -355,13 +363,12 @@ def open_source(
         rows = np.asarray(sample)
         input_shape = rows.shape[1:]
         dtype = dtype or ("int64" if rows.dtype.kind in "iu" else "float32")
-    if loss is not None and loss not in get_args(LossName):
-        raise InputError(f"loss: expected {', '.join(get_args(LossName))}, got {loss!r}")
+    chosen, own, heads = parse_loss(loss, labels)
     known: dict[str, Any] = {
         "input_shape": None if input_shape is None else tuple(input_shape),
         "input_dtype": dtype,
         "vocabulary": vocabulary,
-        "loss": None if loss is None else Loss(loss),  # type: ignore[arg-type]
+        "loss": chosen,
         "batch": batch,
         "seed": seed,
         "inputs": None if inputs is None else tuple(inputs),
@@ -391,6 +398,11 @@ def open_source(
         "gamma": gamma,
     }
     changes = {name: value for name, value in given.items() if value is not None}
+    if changes and (own is not None or heads):
+        what = "several heads: say it of each, as in tags=cross_entropy:1.0:ignore_index=-1" if heads else "this loss"
+        raise InputError(f"{next(iter(changes))} is not for {what}")
+    if heads and output is not None:
+        raise InputError(f"output {output}: the heads {', '.join(heads)} are the outputs; leave it out")
     if isinstance(classes, (str, Path)):
         from edge_runtime.data.load import load_classes
 
@@ -401,17 +413,24 @@ def open_source(
         source,
         origin=replace(
             source.origin,
-            output=output,
+            output=",".join(heads) or output,
             new_head=new_head,
             seed=seed,
             lora=lora,
             storage=storage,  # type: ignore[arg-type]
         ),
         loss=replace(source.loss, **changes),
+        own=own,
         classes=None if classes is None else tuple(map(str, classes)),
         preprocessing=None if preprocessing == PLAIN else preprocessing,
         tokenizer=source.tokenizer if tokenizer is None else Path(tokenizer),
     )
+
+
+def named_labels(labels: ArrayLike | Mapping[str, ArrayLike]) -> list[NamedInput]:
+    """Describe labels by a batch of them; class numbers are below the highest that was seen."""
+    arrays = labels if isinstance(labels, Mapping) else {"labels": labels}
+    return named_inputs(arrays, None)
 
 
 def parse_lora(rank: int | None, layers: str | None, alpha: float | None, full: str | None) -> Lora | None:

@@ -253,4 +253,4 @@ def _forget(checkpoint: Path) -> None:
 
 
 def _encode(score: Score | None) -> dict[str, Any] | None:
-    return {**asdict(score), "mean_loss": score.mean_loss, "accuracy": score.accuracy} if score else None
+    return {**asdict(score), **score.describe()} if score else None

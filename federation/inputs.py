@@ -22,7 +22,7 @@ from federation.errors import BundleError
 DTYPES = ("float32", "int64", "bool")
 EXACT = 1 << 24  # whole numbers up to this one have a float32 of their own
 MOST_INPUTS = 64
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,11 @@ def pack(inputs: Sequence[NamedInput], arrays: Mapping[str, NDArray[Any]]) -> ND
     for name, where in columns(inputs).items():
         row[:, where] = np.asarray(arrays[name]).reshape(count, -1)
     return row
+
+
+def unpack(inputs: Sequence[NamedInput], row: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Take rows apart: arrays by name, in their own types and shapes."""
+    return {
+        item.name: row[:, where].reshape(len(row), *item.shape).astype(item.dtype, copy=False)
+        for item, where in zip(inputs, columns(inputs).values())
+    }

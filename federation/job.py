@@ -23,6 +23,7 @@ from federation.best_version import Metric, StopRule
 from federation.decode import Resolve, decode, encode
 from federation.errors import FieldError, InputError
 from federation.exchange import Exchange
+from federation.manifest import Manifest
 from federation.messages import Task
 from federation.robust import Combining
 from federation.rounds import MAX_TASK
@@ -70,6 +71,13 @@ class LocalWork:
         """What decides about memory: the samples that go through at once, and the vectors that a step holds."""
         task = self.task("strong", 0, 0)
         return task.at_once, task.buffers
+
+    def check_parts(self, manifest: Manifest) -> None:
+        """Refuse parts of a batch that a model's loss or its batch norm does not take."""
+        try:
+            self.task("strong", 0, 0).check_parts(manifest)
+        except FieldError as error:
+            raise error.below("local") from None
 
     def task(self, boundary: str, round_number: int, seed: int, exchange: Exchange | None = None) -> Task:
         """Write a device's task in a round."""

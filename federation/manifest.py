@@ -12,7 +12,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from federation.decode import ABSENT, decode
 from federation.errors import BundleError, FieldError, InputError
@@ -38,8 +38,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Storage = Literal["float32", "float16", "int8", "int4"]  # of frozen weights
 MOST_RANK = 4096
-LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine"]
+# Of `heads` each output has a loss of these, `own` is a function that was traced into graphs.
+LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine", "heads", "own"]
+PLAIN_LOSSES: tuple[LossName, ...] = get_args(LossName)[:-2]
+TRACED_LOSSES = ("ctc", "cosine_embedding", "contrastive")  # functions that come with the exporter
 CLASSIFYING = ("cross_entropy", "focal")  # labels are class numbers
+MOST_HEADS = 64
+# What a traced loss of a batch is of its samples: their mean, their sum, a mean over what they count, or neither: then
+# samples are compared with each other, and a batch cannot go through in parts.
+Reduction = Literal["mean", "sum", "counted", "batch"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,62 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Head:
+    """One of several outputs: how much its loss counts, its shape for one sample, and the loss as in `Loss`."""
+
+    name: str
+    weight: float
+    shape: tuple[int, ...]
+    loss: LossName
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
+    classes_last: bool | None = field(default=None, metadata=ABSENT)
+    next_token: bool | None = field(default=None, metadata=ABSENT)
+    delta: float | None = field(default=None, metadata=ABSENT)
+    gamma: float | None = field(default=None, metadata=ABSENT)
+
+    def __post_init__(self) -> None:
+        if self.loss not in PLAIN_LOSSES or not 0 < self.weight < math.inf:
+            raise BundleError(f"head {self.name!r}: expected {', '.join(PLAIN_LOSSES)} and a weight above 0")
+
+    @cached_property
+    def criterion(self) -> Loss:
+        settings = (self.label_smoothing, self.ignore_index, self.classes_last, self.next_token, self.delta, self.gamma)
+        return Loss(self.loss, *settings)
+
+    @property
+    def output(self) -> NamedInput:
+        return NamedInput(self.name, "float32", self.shape)
+
+    @property
+    def labels(self) -> NamedInput:
+        """Describe the labels, which have the name of the output."""
+        if self.loss not in CLASSIFYING:
+            return self.output
+        rest, classes = (self.shape[:-1], self.shape[-1:]) if self.classes_last else (self.shape[1:], self.shape[:1])
+        known = self.ignore_index is None and classes
+        return NamedInput(self.name, "int64", rest, classes[0] if known else None)
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A function of outputs and labels that was traced: training graphs contain it, and a graph alone scores by it."""
+
+    function: str  # FILE.py:function, the name of one of the exporter's, or memory:NAME
+    reduction: Reduction
+    labels: tuple[NamedInput, ...]  # one: the function takes a tensor; several: a row, which it takes by name
+    outputs: tuple[NamedInput, ...]  # likewise
+    graph: FileRef
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are if a sample's label is the number of one of its outputs; None: it is not."""
+        count = self.labels[0].vocabulary
+        is_number = len(self.labels) == len(self.outputs) == 1 and self.labels[0].shape == ()
+        return count if is_number and count is not None and self.outputs[0].shape == (count,) else None
+
+
+@dataclass(frozen=True)
 class Loss:
     """What the training graph minimises: the mean over the batch (over labels that are not ignored)."""
 
@@ -80,21 +143,60 @@ class Loss:
     next_token: bool | None = field(default=None, metadata=ABSENT)
     delta: float | None = field(default=None, metadata=ABSENT)  # huber: errors beyond it count linearly; None: 1
     gamma: float | None = field(default=None, metadata=ABSENT)  # focal: how much less sure labels count; None: 2
+    heads: tuple[Head, ...] | None = field(default=None, metadata=ABSENT)  # of the loss `heads`
+    own: OwnLoss | None = field(default=None, metadata=ABSENT)  # of the loss `own`
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_smoothing < 1.0:
             raise BundleError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing}")
-        if self.label_smoothing and self.name in ("huber", "focal", "cosine"):
-            raise BundleError(f"label_smoothing is for cross_entropy and bce_with_logits, the loss is {self.name}")
         if self.classes_last and self.name not in CLASSIFYING:
             raise BundleError(f"classes_last is for {' and '.join(CLASSIFYING)}, the loss is {self.name}")
+        if self.label_smoothing and self.name not in ("cross_entropy", "bce_with_logits"):
+            raise BundleError(f"label_smoothing is for cross_entropy and bce_with_logits, the loss is {self.name}")
         if self.ignore_index is not None and self.name == "cosine":
             raise BundleError("ignore_index: the loss cosine compares whole vectors, of which all count")
+        self._check_parts()
         for name, value, owner, least in (("delta", self.delta, "huber", 0.0), ("gamma", self.gamma, "focal", 1.0)):
             if value is not None and self.name != owner:
                 raise BundleError(f"{name} is for the loss {owner}, the loss is {self.name}")
             if value is not None and not (least <= value < math.inf and value > 0):
                 raise BundleError(f"{name} is a positive number of the loss {owner}, at least {least:g}; got {value}")
+
+    def _check_parts(self) -> None:
+        if (self.heads is None) == (self.name == "heads") or (self.own is None) == (self.name == "own"):
+            raise BundleError(f"the loss {self.name}: expected heads for the loss 'heads', own for the loss 'own'")
+        if self.name in ("heads", "own") and (self.ignore_index is not None or self.next_token):
+            raise BundleError(f"ignore_index and next_token: the loss {self.name} has none; give them to a head")
+        if self.own is not None:
+            check_inputs(self.own.labels)
+            check_inputs(self.own.outputs)
+        if self.heads is None:
+            return
+        names = [head.name for head in self.heads]
+        if not 1 <= len(names) <= MOST_HEADS or len(set(names)) < len(names):
+            raise BundleError(f"heads: expected 1 to {MOST_HEADS} different names, got {', '.join(names)[:200]}")
+
+    @property
+    def outputs(self) -> tuple[NamedInput, ...] | None:
+        """What a row of outputs consists of; None: the output is one tensor."""
+        if self.heads is not None:
+            return tuple(head.output for head in self.heads)
+        return self.own.outputs if self.own is not None and len(self.own.outputs) > 1 else None
+
+    @property
+    def labels(self) -> tuple[NamedInput, ...] | None:
+        """What a row of labels consists of; None: labels are one tensor."""
+        if self.heads is not None:
+            return tuple(head.labels for head in self.heads)
+        return self.own.labels if self.own is not None and len(self.own.labels) > 1 else None
+
+    @property
+    def couples(self) -> str | None:
+        """Say why a batch cannot go through the graph in parts; None: it can."""
+        if self.own is not None and self.own.reduction == "batch":
+            return f"the loss {self.own.function} is no mean over the samples of a batch"
+        ignoring = [head.name for head in self.heads or () if head.ignore_index is not None]
+        return f"the head {ignoring[0]} ignores labels, and the others do not follow it" if ignoring else None
 
     @property
     def class_axis(self) -> int:
@@ -325,13 +427,15 @@ class Manifest:
         """How many classes a sample can belong to; None if its label is something else."""
         if math.prod(self.labels.shape) != 1:
             return None
-        if self.loss.name in CLASSIFYING:
+        if self.loss.name in CLASSIFYING or self.loss.own is not None:
             return self.label_count
         return 2 if self.loss.name == "bce_with_logits" else None
 
     @property
     def label_count(self) -> int | None:
         """How many class numbers there are, for a sample or for each of its positions; None without classes."""
+        if self.loss.own is not None:
+            return self.loss.own.classes
         if self.loss.name not in CLASSIFYING or not self.output.shape:
             return None
         return self.output.shape[-1 if self.loss.classes_last else 0]
@@ -391,6 +495,7 @@ class Manifest:
         found = [self.weights, *(layer.forward for layer in self.layers)]
         found += [self.stored] if self.stored else []
         found += [self.tokenizer] if self.tokenizer else []
+        found += [self.loss.own.graph] if self.loss.own else []
         for boundary in self.boundaries:
             found += [boundary.train] if boundary.train else []
             found += boundary.ort_training

@@ -11,6 +11,7 @@ from federation.decode import decode, encode
 from federation.errors import FieldError, InputError
 from federation.exchange import Exchange
 from federation.identity import is_plain
+from federation.manifest import Boundary, Manifest
 
 MOST_STEPS = 10_000_000
 MOST_SAMPLES_PER_STEP = 65_536
@@ -69,6 +70,20 @@ class Task:
     def buffers(self) -> int:
         """How many vectors, as long as the parameters, a step has beside them and its gradients."""
         return working_vectors(self.rules) + (self.at_once < self.batch)
+
+    def check_parts(self, manifest: Manifest, boundary: Boundary | None = None) -> None:
+        """Refuse parts of a batch that would train something else than the batch: by the loss, or by batch norm."""
+        if self.at_once == self.batch:
+            return
+        if reason := manifest.loss.couples:
+            raise FieldError("micro_batch", f"{reason}, so it cannot go through in parts; leave micro_batch out")
+        statistics = manifest.statistics_from(0) if boundary is None else manifest.statistics_of(boundary)
+        if statistics and 1 in (self.at_once, self.batch % self.at_once):
+            raise FieldError(
+                "micro_batch",
+                f"{self.at_once} of {self.batch} leaves parts of one sample, over which batch norm has no variance; "
+                "expected parts of two samples or more",
+            )
 
     def for_samples(self, samples: int) -> Task:
         """Return the task of a device with so many samples: passes over them become steps, of full batches only."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.manifest import CLASSIFYING, Loss
+from federation.inputs import unpack
+from federation.manifest import CLASSIFYING, Head, Loss
+
+# Of a head: its weight, and loss, correct, counted, classifies as in Score.
+HeadSums = tuple[float, float, int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class Score:
     correct: int = 0
     counted: int = 0  # labels that are not ignored
     classifies: bool = False  # whether `correct` means anything
+    heads: Mapping[str, HeadSums] = field(default_factory=dict)  # of several outputs, each for itself
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -26,11 +32,27 @@ class Score:
             self.correct + other.correct,
             self.counted + other.counted,
             self.classifies or other.classifies,
+            {
+                name: _joined(self.heads.get(name), other.heads.get(name))
+                for name in dict.fromkeys([*self.heads, *other.heads])
+            },
         )
 
     @property
     def mean_loss(self) -> float:
+        if self.heads:
+            return sum(float(sums[0]) * part.mean_loss for sums, part in zip(self.heads.values(), self.parts.values()))
         return self.loss / self.counted if self.counted else float("nan")
+
+    @property
+    def parts(self) -> dict[str, Score]:
+        """The score of every head."""
+        return {name: Score(*sums[1:]) for name, sums in self.heads.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Return mean loss and accuracy, and of several heads each one's."""
+        found = {"mean_loss": self.mean_loss, "accuracy": self.accuracy}
+        return {**found, "by_head": {n: p.describe() for n, p in self.parts.items()}} if self.heads else found
 
     @property
     def accuracy(self) -> float | None:
@@ -44,8 +66,18 @@ def count_labels(loss: Loss, labels: NDArray[Any]) -> int:
     return int(predicted.size if loss.ignore_index is None else np.count_nonzero(predicted != loss.ignore_index))
 
 
+def _joined(one: HeadSums | None, other: HeadSums | None) -> HeadSums:
+    if one is None or other is None:
+        found = one or other
+        assert found is not None
+        return found
+    return (one[0], one[1] + other[1], one[2] + other[2], one[3] + other[3], one[4] or other[4])
+
+
 def score(loss: Loss, outputs: NDArray[Any], labels: NDArray[Any]) -> Score:
     """The score of one batch. A yes/no output is a yes above zero."""
+    if loss.heads is not None:
+        return _of_heads(loss.heads, outputs, labels)
     z, labels = _arranged(loss, outputs.astype(np.float64), labels)
     if loss.name == "cosine":
         return _cosine(z, labels)
@@ -93,3 +125,16 @@ def _cosine(z: NDArray[Any], labels: NDArray[Any]) -> Score:
     lengths = [np.maximum(np.sqrt(np.square(value).sum(1)), 1e-8) for value in (z, labels.astype(np.float64))]
     value = 1 - (z * labels).sum(1) / (lengths[0] * lengths[1])
     return Score(float(value.sum()), 0, value.size)
+
+
+def _of_heads(heads: tuple[Head, ...], outputs: NDArray[Any], labels: NDArray[Any]) -> Score:
+    """Score every head; the whole loss is the sum of their means, each times its weight."""
+    z = unpack([head.output for head in heads], outputs)
+    wanted = unpack([head.labels for head in heads], labels)
+    parts = {head.name: score(head.criterion, z[head.name], wanted[head.name]) for head in heads}
+    mean = sum(head.weight * part.loss / max(1, part.counted) for head, part in zip(heads, parts.values()))
+    sums = {
+        head.name: (head.weight, part.loss, part.correct, part.counted, part.classifies)
+        for head, part in zip(heads, parts.values())
+    }
+    return Score(mean * len(outputs), 0, len(outputs), False, sums)

@@ -51,7 +51,8 @@ from model_export.lora import adapt_graph
 from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
-from model_export.source import ModelSource
+from model_export.own_loss import TracedLoss, trace_loss
+from model_export.source import ModelSource, named_outputs, with_shapes
 from model_export.training import (
     head_graph,
     inference_graph,
@@ -164,9 +165,11 @@ def export_bundle(
     out = out.resolve()
     _check_target(out)
     progress("capturing the model", 0, 1)
+    source = with_shapes(source)
     graph, layers = load_graph(source)
+    traced = trace_loss(source.own, named_outputs(source, graph)) if source.own is not None else None
     with _workshop(out.parent) as workshop:
-        manifest = _write(source, graph, layers, choices, workshop, progress)
+        manifest = _write(source, graph, layers, traced, choices, workshop, progress)
         _check_loads(manifest, workshop)
         _move(workshop, out)
     return manifest
@@ -219,12 +222,15 @@ def _write(
     source: ModelSource,
     graph: Graph,
     layers: list[LayerGraph],
+    traced: TracedLoss | None,
     choices: Choices,
     directory: Path,
     progress: Progress,
 ) -> Manifest:
     output = tensor_spec(graph, graph.output)
-    labels = labels_spec(source.loss, output)
+    if traced is not None:
+        source = replace(source, loss=traced.write(directory))
+    labels = labels_spec(source.loss, output) if traced is None else traced.label_spec
     space = ParameterSpace([layer.parameters for layer in layers])
     write_weights(directory / WEIGHTS_NAME, space, space.flatten(graph.parameters()))
     frozen, where = write_frozen(directory, graph), places(space)
@@ -263,7 +269,7 @@ def _write(
     total = len(cuts) + len(choices.widths)
     for number, (own, suffix, plain_boundary) in enumerate(_to_write(source, graph, layers, cuts, choices)):
         progress(f"differentiating from {plain_boundary.name}", number, total)
-        boundary, remarks = _write_boundary(own, suffix, plain_boundary, source, choices, directory, where)
+        boundary, remarks = _write_boundary(own, suffix, plain_boundary, source, traced, choices, directory, where)
         boundaries.append(boundary)
         notes += [remark for remark in remarks if remark not in notes]
     progress("done", total, total)
@@ -379,6 +385,7 @@ def _write_boundary(
     suffix: Sequence[LayerGraph],
     boundary: Boundary,
     source: ModelSource,
+    traced: TracedLoss | None,
     choices: Choices,
     directory: Path,
     where: Mapping[str, tuple[int, int]],
@@ -389,7 +396,7 @@ def _write_boundary(
     if "portable" in choices.engines:
         name = f"train.{stem}.onnx"
         cut = head_cut(graph, suffix, boundary)
-        write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut)
+        write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut, traced=traced)
         model = write()
         (directory / name).write_bytes(serialise(model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None

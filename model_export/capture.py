@@ -61,8 +61,8 @@ def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[E
     failures = []
     for number, exporter in enumerate(exporters):
         try:
-            with _quiet(), _unchanged(module, buffers), plain_operators(), standing_still(module):
-                model = _export_script(module, sample) if exporter == "script" else _export_dynamo(module, sample)
+            with _unchanged(module, buffers), plain_operators(), standing_still(module):
+                model = export_forward(module, sample, exporter)
             _merge_shared(module, model)
             _check_complete(module, model, [*trainable, *vectors])
         except Exception as error:  # the exporters raise dozens of types; the next one may still succeed
@@ -188,6 +188,12 @@ def _trained_parameters(module: nn.Module, sample: torch.Tensor) -> list[str]:
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     gradients = torch.autograd.grad(output.sum(), [p for _, p in named], allow_unused=True)
     return [name for (name, _), gradient in zip(named, gradients, strict=True) if gradient is not None]
+
+
+def export_forward(module: nn.Module, sample: torch.Tensor, exporter: Exporter) -> onnx.ModelProto:
+    """Export with one of PyTorch's exporters, without its remarks."""
+    with _quiet():
+        return _export_script(module, sample) if exporter == "script" else _export_dynamo(module, sample)
 
 
 def _export_script(module: nn.Module, sample: torch.Tensor) -> onnx.ModelProto:

@@ -184,6 +184,15 @@ class Emitter:
         self.nodes.append(twin)
 
 
+def write_batch_values(emitter: Emitter, graph: Graph, source: str) -> None:
+    """Integers that follow the batch size, from the size of the graph's own input."""
+    with emitter.scope("forward/batch"):
+        batch = emitter.op("Gather", emitter.op("Shape", source), [0], axis=0)
+        for name, (slope, offset) in graph.batch_values.items():
+            scaled = emitter.op("Add", emitter.op("Mul", batch, slope.reshape(-1)), offset.reshape(-1))
+            emitter.ops("Reshape", [name], scaled, np.array(slope.shape, np.int64))
+
+
 def tensor_info(name: str, dtype: Any, shape: Shape) -> onnx.ValueInfoProto:
     """A graph input or output; dimensions that follow the batch are called N."""
     dims = ["N" if dim is None else dim for dim in shape]

@@ -51,13 +51,18 @@ def called_with_row(module: nn.Module, inputs: Sequence[NamedInput]) -> Callable
     known = inspect.signature(forward).parameters
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     by_name = any_name or all(item.name in known for item in inputs)
-    where = columns(inputs)
 
     def call(row: Tensor) -> Any:
-        parts = {item.name: _part(row[:, where[item.name]], item) for item in inputs}
+        parts = parts_of(row, inputs)
         return forward(**parts) if by_name else forward(*parts.values())
 
     return call
+
+
+def parts_of(row: Tensor, inputs: Sequence[NamedInput]) -> dict[str, Tensor]:
+    """Take a row apart."""
+    where = columns(inputs)
+    return {item.name: _part(row[:, where[item.name]], item) for item in inputs}
 
 
 def _part(values: Tensor, item: NamedInput) -> Tensor:

@@ -36,6 +36,7 @@ INLINE_DOMAIN = "embrace.inline"
 # outputs can then never be met.
 VALUE_PREFIX = "source:"
 RESERVED = {"input", "output", "labels", "seed", "loss", "predictions"}
+AS_LOOP = {"Range"}  # the standard defines it by a loop, which devices refuse
 SHAPE_SOURCES = {"Shape", "Size"}
 LOGICAL = {"Not", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"}
 
@@ -47,11 +48,13 @@ def normalise(
     has_rule: Callable[[str], bool],
     statistics: Iterable[str] = (),
     keep_inference: bool = False,
+    prefix: str = VALUE_PREFIX,
+    follows_batch: bool = True,
 ) -> Graph:
     """The working form of a forward model. `sample(batch)` makes an input; `has_rule` tells what needs no inlining.
 
     `statistics` are buffers that a training step moves, besides those of batch norm. Batch norm in inference form stays
-    so with `keep_inference`.
+    so with `keep_inference`. `prefix` begins the names of values; `follows_batch`: the output is one of each sample.
     """
     model = to_supported_opset(model)
     model = inline_functions(model, has_rule)
@@ -85,7 +88,7 @@ def normalise(
         dtypes={name: array.dtype for name, array in first.items()},
         unstorable={name for name in first if _is_unstorable(first[name], second[name])},
     )
-    if graph.shapes[graph.output][:1] != (None,):
+    if follows_batch and graph.shapes[graph.output][:1] != (None,):
         raise ExportError("the output does not follow the batch size: the model fixes its batch dimension somewhere")
     if keep_inference:
         graph.nodes = [part for node in graph.nodes for part in _inference_norm(graph, node)]
@@ -95,7 +98,7 @@ def normalise(
     graph.nodes = needed_nodes(graph.nodes, [graph.output])
     _name_nodes(graph)
     _keep_used(graph)
-    _rename_values(graph)
+    _rename_values(graph, prefix)
     return graph
 
 
@@ -213,7 +216,8 @@ def inline_functions(model: onnx.ModelProto, has_rule: Callable[[str], bool]) ->
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for index, node in enumerate(result.graph.node):
-        body = None if has_rule(node.op_type) else _function_body(node, opset, types) or expansion(node, opset, types)
+        kept = has_rule(node.op_type) or node.op_type in AS_LOOP
+        body = None if kept else _function_body(node, opset, types) or expansion(node, opset, types)
         if body:
             body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
             node.domain, node.op_type = INLINE_DOMAIN, body.name
@@ -393,14 +397,14 @@ def _name_nodes(graph: Graph) -> None:
         seen.add(node.name)
 
 
-def _rename_values(graph: Graph) -> None:
+def _rename_values(graph: Graph, prefix: str) -> None:
     known = graph.parameters()
     for name in known:
-        if name in RESERVED or name.startswith(VALUE_PREFIX):
+        if name in RESERVED or name.startswith(prefix):
             raise ExportError(f"a parameter must not be called {name!r}: that name is used by the graphs themselves")
 
     def renamed(name: str) -> str:
-        return name if not name or name in known else f"{VALUE_PREFIX}{name}"
+        return name if not name or name in known else f"{prefix}{name}"
 
     for node in graph.nodes:
         _rename_node(node, renamed)

@@ -25,7 +25,7 @@ from model_export.errors import ExportError
 from model_export.layers import with_helpers
 from model_export.normalise import VALUE_PREFIX, make_batch_dynamic, to_supported_opset
 from model_export.onnx_torch import TorchRun
-from model_export.oracle import StepResult, torch_loss
+from model_export.oracle import StepResult, loss_function, torch_loss
 from model_export.ort_artifacts import ArtifactStep, unsupported, write_artifacts
 from model_export.ort_runner import training_module
 from model_export.shapes import run_everything
@@ -46,6 +46,7 @@ class OnnxOracle:
     def __init__(self, source: ModelSource, manifest: Manifest, frozen: Mapping[str, np.ndarray] | None = None) -> None:
         """`frozen` has the weights that no device trains, as the bundle stores them."""
         self._manifest = manifest
+        self._function = loss_function(source, manifest.loss)
         self._model = to_supported_opset(source.capture().model)
         for item in self._model.graph.initializer:
             if frozen and item.name in frozen:
@@ -151,7 +152,7 @@ class OnnxOracle:
                 run.run(nodes)
         except NotImplementedError:
             return None
-        loss = torch_loss(self._manifest.loss, run.values[graph.output], _tensor(labels, real))
+        loss = torch_loss(self._manifest.loss, run.values[graph.output], _tensor(labels, real), self._function)
         slopes = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
         gradients = {name: slope.numpy() for name, slope in zip(weights, slopes, strict=True)}
         return StepResult(loss.item(), gradients, {name: v.detach().numpy() for name, v in run.statistics.items()})

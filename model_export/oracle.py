@@ -17,12 +17,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from federation.inputs import pack
 from federation.manifest import CLASSIFYING, Boundary, Layer, Loss, Manifest
 from model_export.autodiff.rules.dropout import reference_mask, reference_normal, reference_uniform
 from model_export.crossing import split_row
 from model_export.errors import ExportError
+from model_export.inputs import parts_of, sample_row
 from model_export.modes import set_modes, training_modes
+from model_export.own_loss import LossFunction, evaluate
 from model_export.plain_operators import plain_operators
+from model_export.ready_losses import check_of
 from model_export.short_memory import find_heads, short_memory
 from model_export.source import ModelSource
 
@@ -95,6 +99,7 @@ class TorchOracle:
         self._source = source
         self.manifest = manifest
         self._vector = vector
+        self._function = loss_function(source, manifest.loss)
         missing = sorted({p.name for p in manifest.space} - set(self.module.state_dict()))
         if missing:
             raise ExportError(f"the source model has no parameter {missing[0]!r}: it changed since the export")
@@ -203,7 +208,7 @@ class TorchOracle:
             predictions = module(x)
         if not standing.everything:
             return None
-        value = torch_loss(self.manifest.loss, predictions, labels)
+        value = torch_loss(self.manifest.loss, predictions, labels, self._function)
         value.backward()
         weights = dict(module.named_parameters())
         _refuse_forgotten(weights, self.manifest)
@@ -236,8 +241,24 @@ def _refuse_forgotten(weights: Mapping[str, torch.Tensor], manifest: Manifest) -
             raise ExportError(f"the source model trains a parameter {name!r} that is not in the bundle")
 
 
-def torch_loss(loss: Loss, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """PyTorch's own version of a bundle's loss."""
+def loss_function(source: ModelSource, loss: Loss) -> LossFunction | None:
+    """What PyTorch computes for a loss that was traced; None for others."""
+    if source.own is not None:
+        return source.own.check or source.own.function
+    return None if loss.own is None else check_of(loss.own)
+
+
+def torch_loss(
+    loss: Loss, predictions: torch.Tensor, labels: torch.Tensor, function: LossFunction | None = None
+) -> torch.Tensor:
+    """PyTorch's own version of a bundle's loss; `function` is that of a traced one."""
+    if loss.own is not None:
+        return evaluate(function or check_of(loss.own), loss.own, predictions, labels)
+    if loss.heads is not None:
+        outputs = parts_of(predictions, [head.output for head in loss.heads])
+        wanted = parts_of(labels, [head.labels for head in loss.heads])
+        parts = [head.weight * torch_loss(head.criterion, outputs[head.name], wanted[head.name]) for head in loss.heads]
+        return torch.stack(parts).sum()
     predictions = predictions.movedim(-1, 1) if loss.classes_last else predictions
     if loss.next_token:
         predictions = predictions[:, :, :-1] if loss.name in CLASSIFYING else predictions[:, :-1]
@@ -459,6 +480,8 @@ def _nearest(values: Sequence[np.ndarray], wanted: np.ndarray) -> np.ndarray | N
 
 def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:
     """Labels that fit the loss."""
+    if manifest.loss.heads is not None or manifest.loss.own is not None:
+        return _random_rows(manifest, batch, seed)
     rng = np.random.default_rng(seed)
     shape = (batch, *manifest.labels.shape)
     if manifest.label_count is not None:
@@ -466,3 +489,18 @@ def random_labels(manifest: Manifest, batch: int, seed: int) -> np.ndarray:
     if manifest.loss.name == "bce_with_logits":
         return rng.integers(0, 2, shape).astype(np.float32)
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def _random_rows(manifest: Manifest, batch: int, seed: int) -> np.ndarray:
+    """Labels of a traced loss, or of several heads side by side."""
+    loss = manifest.loss
+    if loss.own is not None:
+        labels = sample_row(loss.own.labels, batch, seed)
+        return labels.reshape(batch, *manifest.labels.shape).astype(manifest.labels.dtype)
+    arrays = {}
+    for number, head in enumerate(loss.heads or ()):
+        rng, shape = np.random.default_rng([seed, number]), (batch, *head.labels.shape)
+        classes = head.shape[-1 if head.classes_last else 0] if head.labels.dtype == "int64" else 2
+        whole = head.labels.dtype == "int64" or head.loss == "bce_with_logits"
+        arrays[head.name] = rng.integers(0, classes, shape) if whole else rng.standard_normal(shape)
+    return pack([head.labels for head in loss.heads or ()], arrays)

@@ -14,11 +14,15 @@ from model_export.errors import ExportError
 from model_export.inputs import called_with_row
 
 USUAL = "logits"
+SEPARATOR = ","  # between the names of several outputs
 MOST_SHOWN = 8
 
 
 def pick_output(module: nn.Module, name: str | None, inputs: Sequence[NamedInput] | None = None) -> nn.Module:
-    """Let a module take one tensor, a row of several `inputs`, and return one; its parameters keep their names."""
+    """Let a module take one tensor, a row of several `inputs`, and return one; its parameters keep their names.
+
+    Several outputs that are named become one row, in this order.
+    """
     original = type(module).forward
     call = called_with_row(module, inputs) if inputs is not None else None
 
@@ -29,7 +33,25 @@ def pick_output(module: nn.Module, name: str | None, inputs: Sequence[NamedInput
     return module
 
 
+def output_names(name: str | None) -> list[str]:
+    """List the outputs that a row of several has; none if there is one."""
+    return [each.strip() for each in name.split(SEPARATOR)] if name is not None and SEPARATOR in name else []
+
+
+def named_tensors(result: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Take several outputs by name."""
+    found = {name: _chosen(result, name) for name in names}
+    if whole := [name for name, value in found.items() if not torch.is_floating_point(value) or not value.ndim]:
+        raise ExportError(f"the output {whole[0]!r} has no numbers of samples to train")
+    return found
+
+
 def _chosen(result: Any, name: str | None) -> Tensor:
+    if names := output_names(name):
+        return torch.cat(
+            [value.flatten(1) if value.ndim > 1 else value[:, None] for value in named_tensors(result, names).values()],
+            1,
+        )
     if isinstance(result, Tensor) and name is None:
         return result
     tensors = dict(_tensors(result))

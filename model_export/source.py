@@ -23,23 +23,23 @@ from federation.errors import InputError
 from federation.inputs import NamedInput, check_inputs, row_dtype, row_size
 from federation.manifest import Loss, LossName, Source
 from federation.preprocessing import Preprocessing
-from model_export.capture import EXPORTERS, Captured, Exporter, capture_torch
+from model_export.capture import EXPORTERS, OUTPUT_NAME, Captured, Exporter, capture_torch
 from model_export.constant_weights import lift_constant_weights
 from model_export.control_flow import write_out
 from model_export.errors import ExportError
 from model_export.graph import Graph
-from model_export.inputs import sample_row, take_row
+from model_export.inputs import called_with_row, sample_row, take_row
 from model_export.lora import Target, adapt_module, choose, graph_targets, module_targets
 from model_export.modes import set_modes
 from model_export.new_head import replace_head
 from model_export.normalise import make_batch_dynamic, to_supported_opset
-from model_export.outputs import USUAL, pick_output
-from model_export.shapes import sample_input
+from model_export.outputs import USUAL, named_tensors, output_names, pick_output
+from model_export.own_loss import IN_MEMORY, OwnFunction
+from model_export.shapes import run_values, sample_input
 from model_export.zoo import ZOO, Tier, ZooModel, narrower, zoo_model
 
 DEFAULT_BATCH = 32
 Module = nn.Module
-IN_MEMORY = "memory"  # the reference of a module that was given as an object
 MOST_ELEMENTS, MOST_BATCH = 1 << 28, 1 << 20  # of one sample, of one batch
 
 
@@ -62,6 +62,7 @@ class ModelSource:
     preprocessing: Preprocessing | None = None  # how stored values become inputs
     inputs: tuple[NamedInput, ...] | None = None  # of a model that takes several; shape and type are then the row's
     tokenizer: Path | None = None  # tokenizer.json, which travels in the bundle
+    own: OwnFunction | None = None  # a loss that is traced; `loss` then says nothing yet
 
     def sample(self, batch: int, seed: int = 0) -> np.ndarray[Any, Any]:
         """Random input of the right shape and type."""
@@ -107,6 +108,40 @@ class ModelSource:
         assert self.origin.lora is not None
         targets = graph_targets(graph) if self.build is None else module_targets(self.plain_module())
         return choose(targets, self.origin.lora)
+
+
+def with_shapes(source: ModelSource) -> ModelSource:
+    """Tell the heads of a loss the shapes of their outputs."""
+    if source.loss.heads is None:
+        return source
+    known = {item.name: item.shape for item in _output_shapes(source)}
+    heads = tuple(replace(head, shape=known[head.name]) for head in source.loss.heads)
+    return replace(source, loss=replace(source.loss, heads=heads))
+
+
+def named_outputs(source: ModelSource, graph: Graph) -> tuple[NamedInput, ...]:
+    """Describe what a loss takes: the output of the graph, or several by name."""
+    if output_names(source.origin.output):
+        return _output_shapes(source)
+    return (NamedInput("output", "float32", tuple(int(dim or 0) for dim in graph.shapes[graph.output][1:])),)
+
+
+def _output_shapes(source: ModelSource) -> tuple[NamedInput, ...]:
+    """Run a model once to see the outputs that its row is made of."""
+    names, sample = output_names(source.origin.output) or [str(source.origin.output)], source.sample(2)
+    if source.build is None:
+        model = _load_onnx(Path(source.origin.reference))
+        if source.inputs is not None:
+            take_row(model, source.inputs)
+        _refuse_unknown_outputs(model, names)
+        found = run_values(model, {model.graph.input[0].name: sample}, names)
+        return tuple(NamedInput(name, "float32", found[name].shape[1:]) for name in names)
+    torch.manual_seed(source.origin.seed)
+    module = source.build()
+    call = called_with_row(module, source.inputs) if source.inputs is not None else module
+    with torch.no_grad():
+        tensors = named_tensors(call(torch.from_numpy(sample)), names)
+    return tuple(NamedInput(name, "float32", tuple(value.shape[1:])) for name, value in tensors.items())
 
 
 def load_source(
@@ -415,6 +450,9 @@ def capture_onnx(
 
 
 def _keep_one_output(model: onnx.ModelProto, name: str | None) -> None:
+    if names := output_names(name):
+        _pack_outputs(model, names)
+        return
     known = [value.name for value in model.graph.output]
     chosen = name or (USUAL if USUAL in known else known[0] if len(known) == 1 else None)
     if chosen not in known:
@@ -423,6 +461,24 @@ def _keep_one_output(model: onnx.ModelProto, name: str | None) -> None:
     kept = [value for value in model.graph.output if value.name == chosen]
     del model.graph.output[:]
     model.graph.output.extend(kept)
+
+
+def _refuse_unknown_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    known = [value.name for value in model.graph.output]
+    if unknown := [name for name in names if name not in known]:
+        raise ExportError(f"the ONNX file has the outputs {', '.join(known)}, and no output {unknown[0]!r}")
+
+
+def _pack_outputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Let a model give one row of several outputs."""
+    _refuse_unknown_outputs(model, names)
+    flat = [f"{OUTPUT_NAME}.{name}" for name in names]
+    nodes = [
+        onnx.helper.make_node("Flatten", [name], [row], row, axis=1) for name, row in zip(names, flat, strict=True)
+    ]
+    model.graph.node.extend([*nodes, onnx.helper.make_node("Concat", flat, [OUTPUT_NAME], OUTPUT_NAME, axis=1)])
+    del model.graph.output[:]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(OUTPUT_NAME, onnx.TensorProto.FLOAT, ["N", None]))
 
 
 # Inputs that are constants of the operator rather than something to learn.

@@ -33,14 +33,17 @@ from model_export.graph import (
     make_model,
     needed_nodes,
     tensor_info,
+    write_batch_values,
 )
 from model_export.head import HeadCut
 from model_export.layers import LayerGraph, with_helpers
+from model_export.own_loss import TracedLoss
 from model_export.packing import pack
 from model_export.power_iteration import write_power_iterations
 
 INPUT, OUTPUT, PREDICTIONS, LOSS = "input", "output", "predictions", "loss"
 GRADIENT_SUFFIX, NEW_SUFFIX = ".grad", ".new"
+_WHOLE = np.dtype(np.int64)  # no gradient goes there
 
 
 def tensor_spec(graph: Graph, name: str) -> TensorSpec:
@@ -60,15 +63,6 @@ def dropout_rates(graph: Graph) -> dict[str, float]:
     return {node.output[0]: dropout_rate(context, node) for node in graph.nodes if node.op_type == "Dropout"}
 
 
-def write_batch_values(emitter: Emitter, graph: Graph, source: str) -> None:
-    """Integers that follow the batch size, from the size of the graph's own input."""
-    with emitter.scope("forward/batch"):
-        batch = emitter.op("Gather", emitter.op("Shape", source), [0], axis=0)
-        for name, (slope, offset) in graph.batch_values.items():
-            scaled = emitter.op("Add", emitter.op("Mul", batch, slope.reshape(-1)), offset.reshape(-1))
-            emitter.ops("Reshape", [name], scaled, np.array(slope.shape, np.int64))
-
-
 def training_graph(
     graph: Graph,
     layers: Sequence[LayerGraph],
@@ -77,10 +71,11 @@ def training_graph(
     cut: HeadCut | None = None,
     *,
     alone: bool = False,
+    traced: TracedLoss | None = None,
 ) -> onnx.ModelProto:
     """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head.
 
-    `alone`: with stored weights inside, for a look at its values before their file is there.
+    `alone`: with stored weights inside, for a look at its values before their file is there. `traced`: the loss `own`.
     """
     source = layers[0].input
     nodes = _suffix_nodes(graph, layers)
@@ -94,7 +89,7 @@ def training_graph(
     context = Context(
         emitter,
         layout.shapes,
-        graph.constants,
+        dict(graph.constants),
         layout.active,
         last_steps,
         numbers,
@@ -110,14 +105,17 @@ def training_graph(
     write_forward(context, nodes)
     remake_frozen(context, graph, nodes)
     product = find_output_product(graph, loss)
-    if product is not None:
+    behind: list[NodeProto] = []
+    if traced is not None:
+        value, behind, seeds = _write_traced(context, traced, graph)
+    elif product is not None:
         value, seeds = write_chunked_loss(context, graph, loss, product)
     else:
         value, seed = write_loss(context, loss, graph.output)
         seeds = {graph.output: seed}
-    gradients = write_backward(context, nodes, seeds, trainable)
+    gradients = write_backward(context, [*nodes, *behind], seeds, trainable)
+    labels = traced.label_spec if traced else labels_spec(loss, tensor_spec(graph, graph.output))
 
-    labels = labels_spec(loss, tensor_spec(graph, graph.output))
     inputs = [tensor_info(INPUT, graph.dtypes[source], (None, cut.size) if cut else graph.shapes[source])]
     inputs.append(tensor_info(LABELS_INPUT, labels.dtype, (None, *labels.shape)))
     if any(SEED_INPUT in node.input for node in emitter.nodes):
@@ -129,12 +127,26 @@ def training_graph(
     outputs = [tensor_info(LOSS, np.float32, ())]
     outputs += [] if product else [tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
-    constants = {**graph.constants, **emitter.constants}
+    constants = {**context.constants, **emitter.constants}
     nodes = rename(emitter, moved if cut else {source: INPUT, **moved}, results)
     if graph.stored:
         without_double_transposes(nodes)
     places = None if alone else graph.places
     return make_model("train", nodes, inputs, outputs, constants, graph.opset, places=places)
+
+
+def _write_traced(context: Context, traced: TracedLoss, graph: Graph) -> tuple[str, list[NodeProto], dict[str, str]]:
+    """Write a traced loss behind the model: (its value, its nodes, the gradient that it begins with)."""
+    own = traced.graph
+    nodes = [*traced.entry(graph.output), *own.nodes]
+    context.constants = {**context.constants, **own.constants}
+    context.shapes |= own.shapes
+    context.active |= active_values(nodes, context.active, {**graph.dtypes, **own.dtypes, LABELS_INPUT: _WHOLE})
+    write_batch_values(context.emitter, own, LABELS_INPUT)
+    write_forward(context, nodes)
+    with context.emitter.scope("forward/loss"):
+        value = context.op("Gather", own.output, 0, axis=0)
+    return value, nodes, {own.output: context.constant(np.array([1, 0], np.float32))}
 
 
 def _suffix_nodes(graph: Graph, layers: Sequence[LayerGraph]) -> list[NodeProto]:

@@ -182,7 +182,7 @@ class SimulatedFleet:
         if not evaluate.on_devices:
             return np.zeros(len(numbers), np.bool_)
         labels = self.train.labels[numbers]
-        classes = are_classes(labels, manifest.labels.shape, manifest.loss.name)
+        classes = are_classes(labels, manifest)
         return hold_out(labels, classes, evaluate.holdout, task_seed(self.plan.seed, device))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -243,16 +243,27 @@ def open_fleet(
     """
     manifest, told = read_manifest(bundle), dict(given or {})
     if isinstance(data, Dataset):
-        return _of_dataset(plan, fleet_table(plan, {**told, "dataset": data.name}), bundle, manifest, data)
+        table = fleet_table(plan, {**told, "dataset": data.name})
+        _check_pace(table, manifest)
+        return _of_dataset(plan, table, bundle, manifest, data)
     if data is not None:
         told["dataset" if _names_dataset(data) else "data"] = str(data) if isinstance(data, (str, Path)) else ARRAYS
     if test_data is not None:
         told["test_data"] = str(test_data) if isinstance(test_data, (str, Path)) else ARRAYS
     table = fleet_table(plan, told)
+    _check_pace(table, manifest)
     if table.data is None:
         return _of_dataset(plan, table, bundle, manifest, load_dataset(table.dataset, data_dir))
     for_test = table.test_data if test_data is None else test_data
     return _of_own_data(plan, table, bundle, manifest, table.data if data is None else data, for_test)
+
+
+def _check_pace(table: FleetTable, manifest: Manifest) -> None:
+    """Refuse the pace of a tier that neither the bundle nor the fleet has."""
+    known = {**manifest.tiers, **table.tiers}
+    if strange := [tier for tier in (table.pace.tiers if table.pace else ()) if tier not in known]:
+        names = ", ".join(known)
+        raise FieldError(("simulate", "pace", "tiers", strange[0]), f"no such tier; this bundle and fleet have {names}")
 
 
 def _names_dataset(data: Data) -> bool:

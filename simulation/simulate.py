@@ -129,8 +129,11 @@ def simulate(
 def choose_engine(manifest: Manifest) -> str:
     """Choose PyTorch where it is installed and the module can be built again in another process, and cut.
 
-    A module is cut where one tensor crosses and no weight is used on both sides.
+    A module is cut where one tensor crosses and no weight is used on both sides. Losses that were traced, and weights
+    that are stored in fewer bits, are in the graphs alone.
     """
+    if manifest.loss.own is not None or manifest.source.storage not in (None, "float32"):
+        return "portable"
     if manifest.inputs is not None or any(layer.packed or layer.borrowed for layer in manifest.layers):
         return "portable"
     source = manifest.source
@@ -181,6 +184,7 @@ class Simulation:
         self.options = options
         self.plan = fleet.plan
         self.manifest = fleet.manifest
+        self.plan.local.check_parts(self.manifest)
         weights = map_weights(fleet.bundle / self.manifest.weights.name, self.manifest.space)
         profiles = {device.id: device.profile for device in fleet.devices}
         samples = {device.id: len(device.trained) for device in fleet.devices}
@@ -324,6 +328,7 @@ class Simulation:
         if self._due(self.options.evaluate_every, number):
             score = self._score(pool, self.plan.evaluate.statistics)
             line |= {"test_loss": score.mean_loss, "accuracy": score.accuracy}
+            line |= {"by_head": score.describe()["by_head"]} if score.heads else {}
         if self._due(self.options.both_statistics_every, number):
             line["by_statistics"] = {kind: self._score(pool, kind).accuracy for kind in ("global", "static")}
         if self._due(self.options.by_layer_every, number):

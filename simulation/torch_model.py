@@ -39,6 +39,8 @@ def build_module(manifest: Manifest, width: float | None = None) -> nn.Module:
         raise InputError(f"{manifest.name} was exported from an ONNX file, which PyTorch cannot train; use portable")
     if origin.storage not in (None, "float32"):
         raise InputError(f"{manifest.name} stores frozen weights as {origin.storage}; use the engine portable for it")
+    if manifest.loss.own is not None:
+        raise InputError(f"{manifest.name} has the loss {manifest.loss.own.function}; use the engine portable for it")
     if width is not None:
         origin = replace(origin, reference=narrower(origin.reference, width))
     source = reload_source(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,30 +31,52 @@ def accepted_names() -> str:
 
 def read_archive(path: Path, name: str) -> tuple[Array, Array, str]:
     """Read inputs, labels, and how the inputs are stored."""
-
-    def choose(found: set[str]) -> tuple[str, ...]:
-        pair = next((pair for pair in PAIRS if found >= set(pair)), None)
-        if pair is None:
-            raise DataError(f"{name}: expected arrays named {accepted_names()}, found {_listed(found)}")
-        return pair
-
-    inputs, labels = _read_chosen(path, name, choose)
-    return inputs, labels, "npz, mapped" if isinstance(inputs, np.memmap) else "npz, read into memory"
+    inputs, labels, stored = read_named(path, name)
+    assert not isinstance(inputs, dict) and not isinstance(labels, dict)
+    return inputs, labels, stored
 
 
-def read_named(path: Path, name: str, inputs: Sequence[str]) -> tuple[Array | dict[str, Array], Array, str]:
-    """Read an array for each input, and labels; or, if these are not there, inputs and labels as of any model."""
-    known = [labels for _, labels in PAIRS if labels not in inputs]
+Named = Array | dict[str, Array]
 
-    def choose(found: set[str]) -> Sequence[str]:
-        labels = next((label for label in known if label in found), None)
-        return [*inputs, labels] if labels is not None and found >= set(inputs) else []
 
-    *arrays, labels = _read_chosen(path, name, choose) or (None,)
-    if labels is None:
-        return read_archive(path, name)
-    stored = "npz, mapped" if all(isinstance(array, np.memmap) for array in arrays) else "npz, read into memory"
-    return dict(zip(inputs, arrays)), labels, stored
+def read_named(
+    path: Path, name: str, inputs: Sequence[str] = (), labels: Sequence[str] = ()
+) -> tuple[Named, Named, str]:
+    """Read an array for each input and each label that has a name; `x` and `y` have all of a sample in one."""
+    chosen: list[Sequence[str]] = []
+
+    def choose(found: set[str]) -> list[str]:
+        chosen[:] = choose_names(name, found, inputs, labels)
+        return [*chosen[0], *chosen[1]]
+
+    arrays = _read_chosen(path, name, choose)
+    count = len(chosen[0])
+    stored = "npz, mapped" if all(isinstance(array, np.memmap) for array in arrays[:count]) else "npz, read into memory"
+    given = [dict(zip(names, own)) for names, own in zip(chosen, (arrays[:count], arrays[count:]))]
+    return (
+        given[0] if list(chosen[0]) == list(inputs) else arrays[0],
+        given[1] if list(chosen[1]) == list(labels) else arrays[count],
+        stored,
+    )
+
+
+def choose_names(
+    name: str, found: Collection[str], inputs: Sequence[str] = (), labels: Sequence[str] = ()
+) -> list[Sequence[str]]:
+    """Choose the arrays of inputs and of labels among those that are there: by their own names, else the usual ones."""
+    named = [bool(own) and set(own) <= set(found) for own in (inputs, labels)]
+    for pair in PAIRS:
+        taken = [own if has else [usual] for own, has, usual in zip((inputs, labels), named, pair)]
+        clash = named[0] and not named[1] and pair[1] in inputs  # what is an input is no label
+        if all(set(each) <= set(found) for each in taken) and not clash:
+            return taken
+    if not inputs and not labels:
+        raise DataError(f"{name}: expected arrays named {accepted_names()}, found {_listed(found)}")
+    wanted = [*(inputs or ["x"]), *(labels or ["y"])]
+    missing = [key for key in wanted if key not in found]
+    raise DataError(
+        f"{name} has no {', '.join(missing)}: expected arrays named {', '.join(wanted)}, found {_listed(found)}"
+    )
 
 
 def read_arrays(path: Path, name: str, wanted: Sequence[str]) -> list[Array]:
@@ -87,7 +109,7 @@ def _read_chosen(path: Path, name: str, choose: Callable[[set[str]], Sequence[st
         raise DataError(f"cannot read {name}: {error.strerror or error}") from None
 
 
-def _listed(found: set[str]) -> str:
+def _listed(found: Collection[str]) -> str:
     return (" ".join(", ".join(sorted(found)).split()) or "none")[:200]
 
 

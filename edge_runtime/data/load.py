@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_runtime.data.archive import read_archive, read_named
+from edge_runtime.data.archive import read_named
+from edge_runtime.data.input_adapter import Array
 from edge_runtime.data.named_inputs import Inputs
 from edge_runtime.data.pictures import folder_classes, read_folder
 from edge_runtime.data.samples import Samples, from_arrays
@@ -44,18 +46,17 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None, to
     `label` is a .csv file's column, by name or number; `tokenizer` makes token ids of texts.
     """
     names = [item.name for item in manifest.inputs or ()]
+    wanted = [item.name for item in manifest.loss.labels or ()]
     inputs: Inputs
+    labels: Array | dict[str, Array]
     if isinstance(data, tuple):
-        given, labels = data[0], np.asarray(data[1])
-        if isinstance(given, Mapping):
-            return from_arrays({name: np.asarray(value) for name, value in given.items()}, labels, manifest)
-        return from_arrays(np.asarray(given), labels, manifest)
+        return from_arrays(_as_arrays(data[0]), _as_arrays(data[1]), manifest)
     reference = str(data)
     path, ending = Path(reference), Path(reference).suffix.lower()
     if label is not None and ending != ".csv":
         raise InputError(f"{reference}: only .csv files have a label column to choose; of texts FILE.jsonl:TEXT:LABEL")
     if ".py:" in reference:
-        inputs, labels = read_user_file(reference, names)
+        inputs, labels = read_user_file(reference, names, wanted)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": "in memory"})
     if is_text(reference) and file_of(reference).exists() and (text_form(manifest) or not path.is_dir()):
         inputs, labels, classes, about = read_texts(reference, manifest, tokenizer)
@@ -74,8 +75,15 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None, to
     if not path.is_file():
         raise DataError(f"no such file: {reference}")
     if ending == ".npz":
-        inputs, labels, stored = read_named(path, reference, names) if names else read_archive(path, reference)
+        inputs, labels, stored = read_named(path, reference, names, wanted)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": stored})
     inputs, labels, classes, column = read_table(path, reference, manifest, label)
     about = {"stored": "csv, read into memory", "label": column}
     return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=classes)
+
+
+def _as_arrays(given: Any) -> Any:
+    """Convert what numpy understands, one by one if there are several by name."""
+    return (
+        {name: np.asarray(value) for name, value in given.items()} if isinstance(given, Mapping) else np.asarray(given)
+    )

@@ -1,4 +1,4 @@
-"""Samples of a model with several inputs: an array for each, read where it lies, packed into rows batch by batch."""
+"""Samples of a model with several inputs or labels: an array for each, read where it lies, packed batch by batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_runtime.data.input_adapter import Array, InputFit, Rows, check_finite,
 from federation.errors import DataError
 from federation.inputs import NamedInput, columns, pack, row_dtype, row_size
 from federation.manifest import Manifest
-from federation.preprocessing import PLAIN
+from federation.preprocessing import PLAIN, Preprocessing
 
 Inputs = Rows | Mapping[str, Rows]  # of a model with one input, of one with several
 
@@ -22,14 +22,14 @@ class PackedRows:
 
     def __init__(self, inputs: Sequence[NamedInput], arrays: Mapping[str, Rows], fits: Mapping[str, InputFit]) -> None:
         self._inputs = inputs
-        self._arrays = arrays
+        self.arrays = arrays
         self._fits = fits
         self.shape = (arrays[inputs[0].name].shape[0], row_size(inputs))
         self.dtype: np.dtype[Any] = np.dtype(row_dtype(inputs))
 
     def __getitem__(self, indices: Any, /) -> Array:
         return pack(
-            self._inputs, {name: fit.convert(_some(self._arrays[name], indices)) for name, fit in self._fits.items()}
+            self._inputs, {name: fit.convert(_some(self.arrays[name], indices)) for name, fit in self._fits.items()}
         )
 
 
@@ -39,25 +39,36 @@ def _some(rows: Rows, indices: Any) -> Array:
 
 def pack_inputs(name: str, given: Inputs, manifest: Manifest) -> Rows:
     """Make rows of what a model with several inputs takes: arrays by name, or one array of whole rows; check them."""
-    inputs = manifest.inputs
-    assert inputs is not None
+    assert manifest.inputs is not None
+    return pack_named(name, given, manifest.inputs, manifest)
+
+
+def pack_named(
+    name: str,
+    given: Inputs,
+    inputs: Sequence[NamedInput],
+    manifest: Manifest,
+    what: str = "inputs",
+    own: Preprocessing = PLAIN,
+) -> PackedRows:
+    """Make rows of arrays by name, or of one array of whole rows; `what` they are stands in messages."""
     arrays = given if isinstance(given, Mapping) else _apart(name, given, inputs, manifest)
     wanted = [item.name for item in inputs]
     if missing := [item for item in wanted if item not in arrays]:
         raise DataError(
-            f"{name} has no {', '.join(missing)}; the model {manifest.name!r} takes the inputs {', '.join(wanted)}"
+            f"{name} has no {', '.join(missing)}; the model {manifest.name!r} takes the {what} {', '.join(wanted)}"
         )
     counts = {item: arrays[item].shape[0] if arrays[item].shape else 0 for item in wanted}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{count} of {item}" for item, count in counts.items())
-        raise DataError(f"{name}: expected as many samples of every input, got {shown}")
-    fits = {item.name: _fit(f"{name}: {item.name}", arrays[item.name], item) for item in inputs}
+        raise DataError(f"{name}: expected as many samples of every {what[:-1]}, got {shown}")
+    fits = {item.name: _fit(f"{name}: {item.name}", arrays[item.name], item, own) for item in inputs}
     return PackedRows(inputs, arrays, fits)
 
 
-def _fit(name: str, rows: Rows, item: NamedInput) -> InputFit:
+def _fit(name: str, rows: Rows, item: NamedInput, own: Preprocessing) -> InputFit:
     takes = "the model takes"
-    fit = fit_rows(name, rows, item, takes, PLAIN)
+    fit = fit_rows(name, rows, item, takes, own)
     if item.dtype == "float32":
         check_finite(name, rows, fit)
     else:

@@ -138,7 +138,7 @@ def hold_out(labels: Labels, are_classes: bool, fraction: float, seed: int) -> N
 
 def from_arrays(
     inputs: Inputs,
-    labels: Array,
+    labels: Array | Mapping[str, Array],
     manifest: Manifest,
     *,
     name: str = "the data",
@@ -147,7 +147,7 @@ def from_arrays(
 ) -> Samples:
     """Make samples of anything that has rows, after every check. `name` stands in messages, `about` in descriptions.
 
-    A model with several inputs takes an array for each by name.
+    A model with several inputs takes an array for each by name, one with several heads labels likewise.
     """
     if manifest.inputs is not None:
         inputs = pack_inputs(name, inputs, manifest)

@@ -7,16 +7,28 @@ something else.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_runtime.data.input_adapter import Array, chunks, first_bad, same_but_for_ones, shape_text
+from edge_runtime.data.input_adapter import (
+    Array,
+    Rows,
+    check_range,
+    chunks,
+    first_bad,
+    same_but_for_ones,
+    shape_text,
+)
+from edge_runtime.data.named_inputs import pack_named
 from federation.errors import DataError
 from federation.manifest import CLASSIFYING, Loss, Manifest
+from federation.preprocessing import Preprocessing
+
+AS_STORED = Preprocessing(scale=1.0)  # bytes are numbers here, not brightness
 
 
 class Labels(Protocol):
@@ -37,25 +49,28 @@ class Labels(Protocol):
 class Targets:
     """Stored labels and how the model takes them."""
 
-    raw: Array
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    loss: str
-    ignored: int | None
+    raw: Rows
+    manifest: Manifest
+
+    @property
+    def ignored(self) -> int | None:
+        """The label that does not count."""
+        return self.manifest.loss.ignore_index
 
     def take(self, indices: NDArray[np.int64] | slice) -> Array:
         """Read labels of some samples, as the training graph takes them."""
         chosen = np.asarray(self.raw[indices])
-        return np.ascontiguousarray(chosen.reshape(len(chosen), *self.shape), self.dtype)
+        spec = self.manifest.labels
+        return np.ascontiguousarray(chosen.reshape(len(chosen), *spec.shape), spec.dtype)
 
     def view(self, chosen: NDArray[np.int64] | None) -> Labels:
         """Return labels of some samples, or of all; many to a sample are converted when they are asked for."""
-        if math.prod(self.shape) == 1:
+        if math.prod(self.manifest.labels.shape) == 1:
             return self.take(slice(None) if chosen is None else chosen)
-        return _Converted(self, np.arange(len(self.raw)) if chosen is None else chosen)
+        return _Converted(self, np.arange(self.raw.shape[0]) if chosen is None else chosen)
 
     def are_classes(self, labels: Labels) -> bool:
-        return are_classes(labels, self.shape, self.loss)
+        return are_classes(labels, self.manifest)
 
 
 class _Converted:
@@ -64,8 +79,8 @@ class _Converted:
     def __init__(self, targets: Targets, chosen: NDArray[np.int64]) -> None:
         self._targets = targets
         self._chosen = chosen
-        self.shape = (len(chosen), *targets.shape)
-        self.dtype = targets.dtype
+        self.shape = (len(chosen), *targets.manifest.labels.shape)
+        self.dtype: np.dtype[Any] = np.dtype(targets.manifest.labels.dtype)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -79,13 +94,11 @@ class _Converted:
         return np.asarray(self[:], dtype)
 
 
-def are_classes(labels: Labels, shape: tuple[int, ...], loss: str) -> bool:
+def are_classes(labels: Labels, manifest: Manifest) -> bool:
     """Whether each sample belongs to one class: a class number, or 0 or 1 for a single logit."""
-    if math.prod(shape) != 1:
+    if manifest.class_count is None:
         return False
-    if loss != "bce_with_logits":
-        return loss in CLASSIFYING
-    numbers = labels[:]
+    numbers = labels[:] if manifest.loss.name == "bce_with_logits" else np.zeros(0)
     return bool(((numbers == 0) | (numbers == 1)).all())
 
 
@@ -114,8 +127,12 @@ def _shown(names: Sequence[str]) -> str:
     return " ".join(", ".join(names[:10]).split())[:200] + (", …" if len(names) > 10 else "") or "none"
 
 
-def fit_targets(name: str, labels: Array, count: int, manifest: Manifest) -> Targets:
+def fit_targets(name: str, labels: Array | Mapping[str, Array], count: int, manifest: Manifest) -> Targets:
     """Check the labels of `count` samples; a DataError shows what they are and what the loss takes."""
+    if manifest.loss.labels is not None:
+        return _fit_several(name, labels, count, manifest)
+    if isinstance(labels, Mapping):
+        raise DataError(f"{name} has labels by name, the model {manifest.name!r} takes one array of them")
     if not labels.shape or labels.shape[0] != count:
         raise DataError(f"{name}: {count} inputs but {labels.shape[0] if labels.shape else 'no'} labels")
     wanted, stored = manifest.labels.shape, labels.shape[1:]
@@ -128,16 +145,33 @@ def fit_targets(name: str, labels: Array, count: int, manifest: Manifest) -> Tar
             f"{name} has labels of {shape_text(stored)} per sample, the model {manifest.name!r} takes "
             f"{shape_text(wanted)} ({loss.name})" + (": class numbers, not one-hot rows" if one_hot else "")
         )
-    targets = Targets(labels, wanted, np.dtype(manifest.labels.dtype), loss.name, loss.ignore_index)
-    if loss.name in CLASSIFYING:
-        _check_class_numbers(name, labels, manifest)
+    dtype = np.dtype(manifest.labels.dtype)
+    if loss.name in CLASSIFYING or manifest.label_count is not None:
+        _check_class_numbers(name, labels, manifest.label_count or 0, loss.ignore_index, manifest)
+    elif loss.own is not None and dtype.kind == "i":
+        check_range(name, labels, loss.own.labels[0].limits, "label", f"{loss.own.function} takes")
     else:
-        _check_numbers(name, labels, targets.dtype, loss)
-    return targets
+        _check_numbers(name, labels, dtype, loss)
+    return Targets(labels, manifest)
 
 
-def _check_class_numbers(name: str, labels: Array, manifest: Manifest) -> None:
-    classes, ignored = manifest.label_count or 0, manifest.loss.ignore_index
+def _fit_several(name: str, labels: Array | Mapping[str, Array], count: int, manifest: Manifest) -> Targets:
+    """Check labels by name, or side by side in rows: those of several heads, or of a traced loss."""
+    loss = manifest.loss
+    rows = pack_named(name, labels, loss.labels or (), manifest, "labels", AS_STORED)
+    if rows.shape[0] != count:
+        raise DataError(f"{name}: {count} inputs but {rows.shape[0]} labels")
+    for head in loss.heads or ():
+        own, what = np.asarray(rows.arrays[head.name]), f"{name}: {head.name}"
+        if head.loss in CLASSIFYING:
+            classes = head.shape[-1 if head.classes_last else 0]
+            _check_class_numbers(what, own, classes, head.ignore_index, manifest)
+        else:
+            _check_numbers(what, own, np.dtype(np.float32), head.criterion)
+    return Targets(rows, manifest)
+
+
+def _check_class_numbers(name: str, labels: Array, classes: int, ignored: int | None, manifest: Manifest) -> None:
     for start, chunk in chunks(labels):
         numbers = chunk.astype(np.uint8) if chunk.dtype.kind == "b" else chunk
         bad = (numbers < 0) | (numbers >= classes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.data.archive import PAIRS, accepted_names
+from edge_runtime.data.archive import choose_names
 from edge_runtime.data.input_adapter import Array, shape_text
 from edge_runtime.user_module import import_file, neighbours, one_line
 from federation.errors import DataError
@@ -19,16 +19,18 @@ MOST_BYTES = 2 << 30  # of batches that are put together in memory
 Inputs = Array | dict[str, Array]  # one input, or several by name
 
 
-def read_user_file(reference: str, names: Sequence[str] = ()) -> tuple[Inputs, Array]:
-    """Get inputs and labels: arrays, or batches that are put together; several inputs have `names`."""
+def read_user_file(
+    reference: str, names: Sequence[str] = (), labels: Sequence[str] = ()
+) -> tuple[Inputs, Array | dict[str, Array]]:
+    """Get inputs and labels: arrays, or batches that are put together; several inputs have `names`, `labels` too."""
     path_text, _, name = reference.rpartition(":")
     path = Path(path_text)
     found = _find(path, name)
     with neighbours(path):
         try:
             given = found() if callable(found) else found
-            pair = _as_pair(given, names)
-            return _arrays(pair) if pair is not None else _together(given, names)
+            pair = _as_pair(given, names, labels)
+            return _arrays(pair) if pair is not None else _together(given, names, labels)
         except DataError as error:
             raise DataError(f"{reference}: {error}") from error.__cause__
         except (Exception, SystemExit) as error:  # whatever the user's code raises
@@ -43,16 +45,14 @@ def _find(path: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-def _as_pair(given: Any, names: Sequence[str]) -> tuple[Any, Any] | None:
+def _as_pair(given: Any, names: Sequence[str], labels: Sequence[str]) -> tuple[Any, Any] | None:
     """Take it as (inputs, labels) if that is what it is; two batches are not."""
     if isinstance(given, Mapping):
-        labels = next((labels for _, labels in PAIRS if labels in given and labels not in names), None)
-        if names and labels is not None and all(name in given for name in names):
-            return {name: given[name] for name in names}, given[labels]
-        for inputs, labels in PAIRS:
-            if inputs in given and labels in given:
-                return given[inputs], given[labels]
-        raise DataError(f"expected {accepted_names()}, got a mapping with {', '.join(map(str, given))[:200]}")
+        own, wanted = choose_names("the mapping", given, names, labels)
+        return (
+            {name: given[name] for name in own} if list(own) == list(names) else given[own[0]],
+            {name: given[name] for name in wanted} if list(wanted) == list(labels) else given[wanted[0]],
+        )
     if isinstance(given, (tuple, list)) and len(given) == 2 and not all(map(_is_batch, given)):
         return given[0], given[1]
     return None
@@ -63,21 +63,24 @@ def _is_batch(given: Any) -> bool:
     return isinstance(given, tuple) or (isinstance(given, list) and len(given) == 2 and hasattr(given[0], "shape"))
 
 
-def _arrays(pair: tuple[Any, Any]) -> tuple[Inputs, Array]:
+def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     """Convert to numpy; tensors of other packages do that by themselves."""
-    inputs, labels = pair
-    if isinstance(inputs, Mapping):
-        return {str(name): np.asarray(value) for name, value in inputs.items()}, np.asarray(labels)
-    return np.asarray(inputs), np.asarray(labels)
+    one, other = (
+        {str(name): np.asarray(value) for name, value in each.items()}
+        if isinstance(each, Mapping)
+        else np.asarray(each)
+        for each in pair
+    )
+    return one, other
 
 
-def _together(given: Any, names: Sequence[str]) -> tuple[Inputs, Array]:
+def _together(given: Any, names: Sequence[str], wanted: Sequence[str]) -> tuple[Inputs, Array | dict[str, Array]]:
     if not isinstance(given, Iterable) and not hasattr(given, "__getitem__"):
         raise DataError(f"expected (x, y), a mapping with x and y, or batches of them, got {type(given).__name__}")
     parts: dict[str, list[Array]] = {}
     size = 0
     for number, item in enumerate(iter(given)):
-        pair = _as_pair(item, names)
+        pair = _as_pair(item, names, wanted)
         if pair is None:
             raise DataError(f"batch {number} is {type(item).__name__}, expected (x, y)")
         batch = _batch(number, *_arrays(pair))
@@ -86,7 +89,7 @@ def _together(given: Any, names: Sequence[str]) -> tuple[Inputs, Array]:
         for name, values in batch.items():
             known = parts.setdefault(name, [])
             if known:
-                _check_alike(number, values, known[0], "labels" if name == _LABELS else "inputs")
+                _check_alike(number, values, known[0], "labels" if name.startswith(_LABELS) else "inputs")
             known.append(values)
             size += values.nbytes
         if size > MOST_BYTES:
@@ -97,24 +100,27 @@ def _together(given: Any, names: Sequence[str]) -> tuple[Inputs, Array]:
     if not parts:
         return np.zeros((0,)), np.zeros((0,))
     whole = {name: np.concatenate(values) for name, values in parts.items()}
-    labels = whole.pop(_LABELS)
-    return whole.pop(_INPUT) if _INPUT in whole else whole, labels
+    labels = {name.removeprefix(_LABELS): whole.pop(name) for name in list(whole) if name.startswith(_LABELS)}
+    return whole.pop(_INPUT) if _INPUT in whole else whole, labels.get(_INPUT, labels)
 
 
-_INPUT, _LABELS = "", "\0labels"  # names that no input has
+_INPUT, _LABELS = "", "\0labels"  # names that no input has; labels of several have their name behind it
 
 
-def _batch(number: int, inputs: Inputs, labels: Array) -> dict[str, Array]:
+def _batch(number: int, inputs: Any, labels: Any) -> dict[str, Array]:
     """The arrays of one batch by name, a single sample made a batch of one."""
     arrays = inputs if isinstance(inputs, dict) else {_INPUT: inputs}
-    if labels.ndim == 0:  # as data sets of other packages give them
-        arrays, labels = {name: values[None] for name, values in arrays.items()}, labels[None]
+    given = {
+        f"{_LABELS}{name}": own for name, own in (labels if isinstance(labels, dict) else {_INPUT: labels}).items()
+    }
+    if all(values.ndim == 0 for values in given.values()):  # as data sets of other packages give them
+        arrays = {name: values[None] for name, values in arrays.items()}
+        given = {name: values[None] for name, values in given.items()}
+    count = len(next(iter(given.values())))
     for values in arrays.values():
-        if not values.shape or len(values) != len(labels):
-            raise DataError(
-                f"batch {number} has {len(values) if values.shape else 'no'} inputs but {len(labels)} labels"
-            )
-    return {**arrays, _LABELS: labels}
+        if not values.shape or len(values) != count:
+            raise DataError(f"batch {number} has {len(values) if values.shape else 'no'} inputs but {count} labels")
+    return {**arrays, **given}
 
 
 def _check_alike(number: int, batch: Array, first: Array, what: str) -> None:

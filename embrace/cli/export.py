@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from edge_runtime.signing import read_key, sign_bundle
 from embrace.cli import show
 from federation.errors import InputError
 from federation.inputs import NamedInput
-from federation.manifest import MOST_RANK, LossName
+from federation.manifest import MOST_RANK, PLAIN_LOSSES, TRACED_LOSSES
 from federation.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -48,7 +48,17 @@ def export(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Input type: float32 or int64 (tokens).")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Token inputs: ids are below this number.")] = None,
-    loss: Annotated[str | None, typer.Option(help=f"{', '.join(get_args(LossName))}.")] = None,
+    loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join([*PLAIN_LOSSES, *TRACED_LOSSES])}; FILE.py:function; or OUTPUT=LOSS:WEIGHT for each of "
+            "several outputs, one option each."
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(help="Of FILE.py:function and ctc: SHAPE:TYPE:CLASSES without the batch, or NAME=… for several."),
+    ] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Share of the label spread over all classes.")] = None,
     ignore_index: Annotated[int | None, typer.Option(help="Label that does not count.")] = None,
     classes_last: Annotated[
@@ -126,6 +136,10 @@ def export(
 
     Example: embrace export lm.py:build --input 64 --dtype int64 --vocabulary 512 --tokenizer tokenizer.json
 
+    Example: embrace export mymodel.py:build --input 3,32,32 --loss losses.py:mine --labels :int64:10
+
+    Example: embrace export mymodel.py:build --input 3,32,32 --loss digit=cross_entropy --loss angle=mse:0.5
+
     Example: embrace export mymodel.py:build --input 128 --dtype int64 --vocabulary 30522 --lora 8 --frozen int4
     """
     if list_:
@@ -136,8 +150,6 @@ def export(
     started = time.perf_counter()
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
-    if loss is not None and loss not in get_args(LossName):
-        raise InputError(f"--loss {loss}: expected {', '.join(get_args(LossName))}")
     key = None if sign is None else read_key(sign)  # a wrong one is answered before PyTorch is loaded
     with show.progress("export") as report:
         from embrace.bundles import Bundle, open_source, parse_lora
@@ -151,7 +163,8 @@ def export(
             inputs=inputs,
             dtype=dtype,
             vocabulary=vocabulary,
-            loss=loss,
+            loss=loss or None,
+            labels=_parse_labels(labels or []),
             label_smoothing=label_smoothing,
             ignore_index=ignore_index,
             classes_last=classes_last,
@@ -185,23 +198,30 @@ def _parse_inputs(texts: list[str]) -> tuple[tuple[int, ...] | None, list[NamedI
     if texts and "=" not in texts[0]:
         if len(texts) > 1:
             raise InputError(f"--input {texts[1]}: several inputs need names, as in --input ids=64:int64:30522")
-        return _parse_shape(texts[0], texts[0]), None
+        return _parse_shape(texts[0], f"--input {texts[0]}"), None
     return None, [_parse_input(text) for text in texts] or None
 
 
-def _parse_input(text: str) -> NamedInput:
+def _parse_labels(texts: list[str]) -> list[NamedInput] | None:
+    """Read what labels look like: of one tensor, or of several by name."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return [_parse_input(f"labels={texts[0]}", "--labels")]
+    return [_parse_input(text, "--labels") for text in texts] or None
+
+
+def _parse_input(text: str, option: str = "--input") -> NamedInput:
     name, _, rest = text.partition("=")
     shape, dtype, vocabulary, *more = (*rest.split(":"), "", "")
     if (vocabulary and not vocabulary.isdecimal()) or any(more):
-        raise InputError(f"--input {text}: expected NAME=SHAPE:TYPE:VOCABULARY, as in ids=64:int64:30522 or age=1")
-    numbers = () if shape in ("", "()") else _parse_shape(shape, text)
+        raise InputError(f"{option} {text}: expected NAME=SHAPE:TYPE:VOCABULARY, as in ids=64:int64:30522 or age=1")
+    numbers = () if shape in ("", "()") else _parse_shape(shape, f"{option} {text}")
     return NamedInput(name.strip(), dtype or "float32", numbers, int(vocabulary) if vocabulary else None)
 
 
 def _parse_shape(shape: str, text: str) -> tuple[int, ...]:
     parts = show.comma_list(shape)
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"--input {text}: expected positive numbers separated by commas, e.g. 3,32,32")
+        raise InputError(f"{text}: expected positive numbers separated by commas, e.g. 3,32,32")
     return tuple(map(int, parts))
 
 

@@ -204,7 +204,8 @@ def _evaluation(told: dict[str, Any] | None) -> tuple[str, str]:
 
 def _words(score: Score) -> str:
     accuracy = "" if score.accuracy is None else f", accuracy {100 * score.accuracy:.2f} %"
-    return f"loss {score.mean_loss:.4f}{accuracy}"
+    heads = "".join(f", {name} {_words(part)}" for name, part in score.parts.items())
+    return f"loss {score.mean_loss:.4f}{accuracy}{heads}"
 
 
 def _breakdown(rounds: list[dict[str, Any]]) -> list[tuple[str, str, str]]:

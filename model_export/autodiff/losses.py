@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from federation.manifest import CLASSIFYING, Loss, TensorSpec
-from model_export.autodiff.engine import FLOAT, Context
+from federation.inputs import columns, row_dtype, row_size
+from federation.manifest import CLASSIFYING, Head, Loss, TensorSpec
+from model_export.autodiff.engine import FLOAT, INT64, Context
 from model_export.errors import ExportError
 
 LABELS_INPUT = "labels"
@@ -16,6 +17,11 @@ END = 2**31 - 1  # of an axis
 
 def labels_spec(loss: Loss, output: TensorSpec) -> TensorSpec:
     """What labels look like for one sample."""
+    if loss.heads is not None:
+        for head in loss.heads:
+            labels_spec(head.criterion, TensorSpec("float32", head.shape))
+        parts = [head.labels for head in loss.heads]
+        return TensorSpec(row_dtype(parts), (row_size(parts),))
     wrong = len(output.shape) != 2 if loss.name in CLASSIFYING else not output.shape
     if loss.next_token and wrong:
         raise ExportError(f"next_token needs outputs for each position, the model gives {output.shape} per sample")
@@ -30,8 +36,10 @@ def labels_spec(loss: Loss, output: TensorSpec) -> TensorSpec:
     return TensorSpec("int64", output.shape[:-1] if loss.classes_last else output.shape[1:])
 
 
-def write_loss(context: Context, loss: Loss, predictions: str) -> tuple[str, str]:
+def write_loss(context: Context, loss: Loss, predictions: str, labels: str = LABELS_INPUT) -> tuple[str, str]:
     """(mean loss, gradient of the predictions)."""
+    if loss.heads is not None:
+        return _heads(context, loss.heads, predictions)
     writers: dict[str, Callable[[Context, Loss, str, str], tuple[str, str]]] = {
         "cross_entropy": _cross_entropy,
         "bce_with_logits": _bce_with_logits,
@@ -41,15 +49,41 @@ def write_loss(context: Context, loss: Loss, predictions: str) -> tuple[str, str
         "cosine": _cosine,
     }
     with context.emitter.scope("forward/loss"):
-        arranged, labels = _arranged(context, loss, predictions)
+        arranged, labels = _arranged(context, loss, predictions, labels)
     value, gradient = writers[loss.name](context, loss, arranged, labels)
     with context.emitter.scope("backward/loss"):
         return value, _arranged_back(context, loss, gradient, context.rank(predictions))
 
 
-def _arranged(context: Context, loss: Loss, predictions: str) -> tuple[str, str]:
+def _heads(context: Context, heads: Sequence[Head], predictions: str) -> tuple[str, str]:
+    """Outputs and labels are rows of what the heads have; each loss counts by its weight."""
+    outputs, labels = columns([head.output for head in heads]), columns([head.labels for head in heads])
+    values, gradients = [], []
+    for head in heads:
+        with context.emitter.scope("forward/loss"):
+            own = _columns(context, predictions, outputs[head.name], head.shape)
+            wanted = _columns(context, LABELS_INPUT, labels[head.name], head.labels.shape)
+            wanted = context.op("Cast", wanted, to=INT64 if head.labels.dtype == "int64" else FLOAT)
+            context.shapes[own], context.shapes[wanted] = (None, *head.shape), (None, *head.labels.shape)
+        value, gradient = write_loss(context, head.criterion, own, wanted)
+        with context.emitter.scope("forward/loss"):
+            values.append(context.op("Mul", value, head.weight))
+        with context.emitter.scope("backward/loss"):
+            flat = context.op("Reshape", gradient, [-1, head.output.size])
+            gradients.append(context.op("Mul", flat, head.weight))
+    with context.emitter.scope("forward/loss"):
+        whole = context.op("Sum", *values)
+    with context.emitter.scope("backward/loss"):
+        return whole, context.op("Concat", *gradients, axis=1)
+
+
+def _columns(context: Context, row: str, where: slice, shape: Sequence[int]) -> str:
+    return context.op("Reshape", context.op("Slice", row, [where.start], [where.stop], [1]), [-1, *shape])
+
+
+def _arranged(context: Context, loss: Loss, predictions: str, labels: str) -> tuple[str, str]:
     """Predictions with their classes along axis 1, without the last position if labels are those of the next one."""
-    shape, labels = list(context.shape(predictions)), LABELS_INPUT
+    shape = list(context.shape(predictions))
     if loss.next_token:
         axis = _positions(loss)
         predictions = context.op("Slice", predictions, [0], [-1], [axis])

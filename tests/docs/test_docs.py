@@ -98,7 +98,7 @@ def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "kind",
     [
-        *(manifest.Manifest, manifest.Source, manifest.Loss, manifest.TensorSpec),
+        *(manifest.Manifest, manifest.Source, manifest.Loss, manifest.TensorSpec, manifest.Head, manifest.OwnLoss),
         *(manifest.Layer, Parameter, manifest.Boundary, manifest.FileRef, manifest.Preprocessing),
     ],
     ids=lambda kind: kind.__name__,

@@ -251,9 +251,8 @@ REFUSED: list[tuple[Callable[[], str], Manifest, str]] = [
     (
         lambda: write_text("mine.py", "load = {'a': 1, 'y': 2}") + ":load",
         model(),
-        "mine.py:load: expected x and y (or x_train and y_train, data and target, images and labels), "
-        "got a mapping with "
-        "a, y",
+        "mine.py:load: the mapping: expected arrays named x and y (or x_train and y_train, data and target, images and "
+        "labels), found a, y",
     ),
     (lambda: write_text("mine.py", "load = []") + ":load", model(), "mine.py:load has no samples"),
     (

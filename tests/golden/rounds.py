@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from federation.manifest import Manifest
 from federation.messages import Task, encode_task
 from federation.region import Region
 from federation.space import Vector
+from tests.golden.pure import of_one_output
 from tests.golden.values import base64_of, pattern
 from tests.stock_python import ROOT
 
@@ -126,7 +126,13 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         trainer.close()
     report = outcome.report
     version = score_received(
-        BundleSource(directory, manifest), samples, trainer.plan, trainer.settings, Stopwatch(), lambda *_: None
+        directory,
+        BundleSource(directory, manifest),
+        samples,
+        trainer.plan,
+        trainer.settings,
+        Stopwatch(),
+        lambda *_: None,
     )
     return {
         "bundle": which,
@@ -134,7 +140,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
         "steps": report.steps,
         "loss": report.loss,
         "last_loss": report.last_loss,
-        "score": asdict(version),
+        "score": of_one_output(version),
         "update": update,
     }
 

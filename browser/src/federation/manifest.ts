@@ -178,6 +178,9 @@ function manifestOf(field: Field): Manifest {
   }
   const get = field.table(FIELDS.split(" "));
   get("version").integer(1, 1);
+  if (get("loss").entries().some(([key]) => key === "own" || key === "heads")) {
+    throw new BundleError("this model has several heads or a loss of its own, which a page does not score; train it with 'embrace agent'");
+  }
   const loss = get("loss").table("name label_smoothing ignore_index classes_last next_token delta gamma".split(" "));
   return new Manifest(
     get("name").text(),

@@ -9,7 +9,7 @@ from model_export.autodiff.engine import Context
 from model_export.autodiff.registry import Gradients, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.errors import ExportError
-from model_export.graph import attribute, module_of, optional_input
+from model_export.graph import Operand, attribute, module_of, optional_input
 
 # Exporters write "to the end" of a slice as the largest number of 32 or of 64 bits, or as a billion.
 END = 10**9
@@ -31,9 +31,11 @@ def transpose(context: Context, node: NodeProto, upstream: Upstream) -> Gradient
 def concat(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     axis = int(attribute(node, "axis")) % context.rank(node.output[0])
     sizes = [context.shape(name)[axis] for name in node.input]
-    if None in sizes:
-        raise ExportError(f"node {node.name!r} (module {module_of(node)!r}) concatenates along the batch")
-    return list(context.ops("Split", len(sizes), str(upstream[0]), np.array(sizes, np.int64), axis=axis))
+    counts: Operand = np.array([size or 0 for size in sizes], np.int64)
+    if None in sizes:  # along the batch, as losses do that compare samples
+        lengths = [context.op("Gather", context.op("Shape", name), [axis], axis=0) for name in node.input]
+        counts = context.op("Concat", *lengths, axis=0)
+    return list(context.ops("Split", len(sizes), str(upstream[0]), counts, axis=axis))
 
 
 @rule("Split")
