@@ -23,7 +23,7 @@ import numpy as np
 
 from edge_runtime.machine import describe_device, load_average
 from embrace.client import Client
-from embrace.demo.fleet import SHIPPED
+from embrace.demo.digits_demo import SHIPPED
 from embrace.demo.processes import COORDINATOR, Processes, served_at
 from federation.errors import EmbraceError, InputError
 from simulation.datasets.digits import DIGITS

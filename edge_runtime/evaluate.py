@@ -62,6 +62,18 @@ class Evaluator:
         except MemoryError:
             raise OutOfMemory(f"not enough memory to evaluate {len(self.samples)} samples; hold out fewer") from None
 
+    def predict(self, trained: Vector) -> NDArray[Any]:
+        """Return the outputs of all samples with these weights; they are few enough to lie in memory."""
+        manifest, watch = self.source.manifest, Stopwatch()
+        with tempfile.TemporaryDirectory(prefix="embrace-") as folder:
+            source = TrainedSource(self.directory, manifest, self.first_layer, trained, Path(folder))
+            if self.first_layer and self._stored is None:
+                self._stored = self._run(self.source, range(self.first_layer), watch)
+            outputs = self._run(source, range(self.first_layer, len(manifest.layers)), watch)
+            found = np.array(outputs.rows(0, len(self.samples)))
+            outputs.close()
+        return found
+
     def _score(self, trained: Vector, watch: Stopwatch) -> Score:
         manifest = self.source.manifest
         place = self.plan.folder  # where memory is short, not in /tmp: that is memory on many systems

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embrace.cli import show
+from federation.printable import printable
 
 if TYPE_CHECKING:
-    from embrace.demo.results import DemoOutcome, RoundResult, View
+    from embrace.demo.results import Answer, DemoOutcome, RoundResult, View
+    from embrace.demo.text_demo import Classify
 
 # Where a device's time goes: heading, and the parts of edge_runtime/timing.py that it sums up.
 PARTS = {
@@ -33,7 +35,12 @@ STATES = {"offered": "waiting", "leased": "at work", "arrived": "done"}
 
 
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of training.")] = 12,
+    text: Annotated[
+        bool, typer.Option("--text", help="Fine-tune MiniLM on short messages instead: some minutes, needs PyTorch.")
+    ] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Rounds of training. Default: 12, with --text 6.")
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep weights, logs and the coordinator's files here.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,18 +49,32 @@ def demo(
     Everything runs on this machine, in processes of their own that talk over HTTP; none is left at the end, and no
     file. Needs embrace-fl[coordinator] and no PyTorch.
 
+    With --text they fine-tune MiniLM, a language model of 22 million weights, on messages of their own, and you can
+    type one. Needs embrace-fl[coordinator,export,text] and the package with its weights.
+
     Example: embrace demo
+
+    Example: embrace demo --text
     """
     with _hidden("torch", "onnx"):  # onnxruntime-training loads them wherever it finds them: three seconds for nothing
-        from embrace.demo.fleet import run_fleet, workspace
+        from embrace.demo.digits_demo import run_digits
+        from embrace.demo.fleet import workspace
+        from embrace.demo.text_demo import run_text
 
-    display = nullcontext(lambda view: None) if json_ else _display(rounds)
-    with _ended_like_ctrl_c(), workspace(keep) as directory, display as tell:
-        outcome = run_fleet(directory, rounds, tell)
-    if json_:
-        show.print_json(asdict(outcome))
-    else:
-        _print(outcome, keep)
+    count = rounds or (6 if text else 12)
+    display = nullcontext(lambda view: None) if json_ else _display(count)
+    with _ended_like_ctrl_c(), workspace(keep) as directory:
+        with display as tell:
+            if text:
+                outcome, classify = run_text(directory, count, tell)
+            else:
+                outcome, classify = run_digits(directory, count, tell), None
+        if json_:
+            show.print_json(asdict(outcome))
+        else:
+            _print(outcome, keep)
+            if classify is not None and sys.stdin.isatty() and sys.stdout.isatty():
+                _ask(classify)
 
 
 @contextmanager
@@ -140,6 +161,19 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
+def _ask(classify: Classify) -> None:
+    """Tell the class of what the user types, until a line is empty."""
+    screen = show.console()
+    while typed := screen.input("Type a message (Enter ends): ").strip():
+        _print_answers(classify([typed]))
+
+
+def _print_answers(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        screen = show.console()
+        screen.print(printable(f"{answer.label:>9} ({answer.share:.0%})  {answer.text}"), markup=False, soft_wrap=True)
+
+
 def _print(outcome: DemoOutcome, keep: Path | None) -> None:
     screen = show.console()
     screen.print(_rounds_table(outcome))
@@ -147,6 +181,16 @@ def _print(outcome: DemoOutcome, keep: Path | None) -> None:
     screen.print(_cost_table(outcome))
     for note in outcome.notes:
         screen.print(f"note: {note}", markup=False)
+    left = f"everything is in {keep}" if keep else "nothing is left behind"
+    if outcome.answers:
+        screen.print(
+            f"Together the devices reach {_share(outcome.rounds[-1].accuracy)} on {outcome.held_out} messages that "
+            "none of them has.\nEach trained as many layers as its memory holds. Two messages that are new to all:",
+            markup=False,
+        )
+        _print_answers(outcome.answers)
+        screen.print(f"Done in {outcome.seconds:.0f} s; {left}.", markup=False)
+        return
     weak = next(device for device in outcome.devices if device.tier == "weak")
     screen.print(
         f"Together the devices reach {_share(outcome.rounds[-1].accuracy)} on {outcome.held_out} images that none of "
@@ -154,7 +198,6 @@ def _print(outcome: DemoOutcome, keep: Path | None) -> None:
         f"The weak ones run the layers in front of {weak.boundary!r} and never train them.",
         markup=False,
     )
-    left = f"everything is in {keep}" if keep else "nothing is left behind"
     screen.print(f"Done in {outcome.seconds:.1f} s; {left}.", markup=False)
 
 
@@ -163,27 +206,29 @@ def _rounds_table(outcome: DemoOutcome) -> Any:
         (row.round or "untrained", _share(row.accuracy), _loss(row.loss), row.updates, f"{row.seconds:.1f}")
         for row in outcome.rounds
     ]
-    title = f"accuracy on {outcome.held_out} held-out images, after every round"
+    title = f"accuracy on {outcome.held_out} held-out samples, after every round"
     return show.table(title, ("round", "accuracy", "training loss", "updates", "seconds"), rows)
 
 
 def _work_table(outcome: DemoOutcome) -> Any:
-    most = max(len(row.layers) for row in outcome.devices)
+    most = outcome.layers
     rows = [
         (
             row.name,
             row.boundary,
             f"{len(row.layers)} of {most}",
-            row.images,
+            row.samples,
             row.rounds,
             show.size(row.received),
             show.size(row.sent),
-            _share(row.alone),
+            *([] if row.alone is None else [_share(row.alone)]),
         )
         for row in outcome.devices
     ]
-    columns = ("device", "from", "layers", "images", "rounds", "received", "sent", "alone")
-    return show.table("who trained what, and what each would have reached alone", columns, rows, left=2)
+    columns = ["device", "from", "layers", "samples", "rounds", "received", "sent"]
+    if outcome.devices[0].alone is None:
+        return show.table("who trained what", columns, rows, left=2)
+    return show.table("who trained what, and what each would have reached alone", [*columns, "alone"], rows, left=2)
 
 
 def _cost_table(outcome: DemoOutcome) -> Any:

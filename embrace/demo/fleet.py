@@ -1,7 +1,7 @@
-"""A fleet on one machine: a coordinator and four agents, each a process of its own, over real HTTP, on real digits.
+"""A fleet on one machine: a coordinator and four agents, each a process of its own, over real HTTP.
 
 Nothing here takes part in the training. It starts the processes with the `embrace` command, creates a job, kills one of
-the agents in the middle, and looks on: it scores every version of the weights on images that no device has, and reads
+the agents in the middle, and looks on: it scores every version of the weights on samples that no device has, and reads
 what the agents say about their work.
 """
 
@@ -13,63 +13,30 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_runtime.budget import parse_size
 from edge_runtime.bundle_files import map_weights, read_manifest
-from edge_runtime.data import Samples, from_arrays
+from edge_runtime.data import Samples
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import BundleSource
-from edge_runtime.trainer import Received, Trainer
 from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, Processes, served_at, undisturbed
-from embrace.demo.results import DemoOutcome, DeviceResult, RoundResult, View
-from federation.axes.local import Momentum
-from federation.errors import EmbraceError, InputError, NonFiniteLoss
-from federation.manifest import Manifest
-from federation.messages import Task
+from embrace.demo.results import DeviceResult, RoundResult, View
+from federation.errors import EmbraceError, InputError
 from federation.space import Vector
-from simulation.datasets.digits import DIGITS
 
-SHIPPED = Path(__file__).parent / "digits"
 NEEDED = ("fastapi", "sqlalchemy", "uvicorn")  # by the coordinator, which is another process
-STEPS, BATCH, RATE, MOMENTUM = 40, 32, 0.02, 0.9
-OTHER_RATES = (0.1, 0.3)  # for a device alone: the frozen layers of an untrained network call for larger steps
 POLL, PATIENCE = 0.1, 90.0  # seconds: between looks, without any progress
 QUORUM = 2
 KILLED = "weak-2"  # after a third of the rounds; the others go on without it
-ALPHA, SEED = 0.5, 2  # of the split
-HELD_OUT = 5  # every fifth image of each digit
-
-JOB = f"""\
-bundle = "digits"
-name = "demo"
-num_rounds = {{rounds}}
-
-[participate]
-quorum = {QUORUM}  # of four devices: a round goes on without those that are late ...
-grace = 2.0  # ... by the measure of the others, and by so many seconds at least
-
-[cover]
-rule = "output_side"  # EmbracingFL: a device trains as many layers as it can, counted from the output
-
-[local]
-steps = {STEPS}
-batch = {BATCH}
-rate = "{RATE}"
-rules = [{{{{ rule = "momentum", factor = {MOMENTUM} }}}}]
-
-[weigh]
-by = "samples"
-"""
 
 
 @dataclass(frozen=True)
@@ -77,16 +44,20 @@ class DemoAgent:
     """A device of the fleet."""
 
     name: str
-    tier: str  # told, so that every demo is the same: the network is too small for memory to decide
     memory: str
+    tier: str | None = None  # told where the network is too small for memory to decide
 
 
-FLEET = (
-    DemoAgent("strong", "strong", "128MB"),
-    DemoAgent("moderate", "moderate", "96MB"),
-    DemoAgent("weak-1", "weak", "80MB"),
-    DemoAgent("weak-2", "weak", "80MB"),
-)
+@dataclass(frozen=True)
+class DemoJob:
+    """What a fleet trains: a bundle, the data of each device and what is held out, and the job file."""
+
+    bundle: Path
+    members: Sequence[DemoAgent]
+    data: Sequence[Path]
+    held_out: Samples
+    toml: str
+    patience: float = PATIENCE
 
 
 class FleetError(EmbraceError):
@@ -94,29 +65,6 @@ class FleetError(EmbraceError):
 
 
 Show = Callable[[View], None]
-Digits = tuple[NDArray[np.float32], NDArray[np.int64]]
-
-
-def load_digits() -> tuple[list[Digits], Digits]:
-    """Load the devices' images and those that are held out; the same everywhere.
-
-    Which share of a digit a device gets is drawn from a Dirichlet distribution, so that each has many images of some
-    digits and hardly any of others.
-    """
-    with np.load(DIGITS) as file:
-        x, y = file["x"].astype(np.float32) / 16, file["y"].astype(np.int64)
-    chance = np.random.RandomState(SEED)  # unlike default_rng it promises the same numbers in every version of numpy
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(len(FLEET) + 1)]
-    for digit in range(10):
-        mine = np.flatnonzero(y == digit)
-        held = np.arange(len(mine)) % HELD_OUT == HELD_OUT - 1
-        parts[-1].append(mine[held])
-        shares = np.cumsum(chance.dirichlet([ALPHA] * len(FLEET)))[:-1]
-        for part, piece in zip(parts, np.split(mine[~held], np.rint(shares * np.sum(~held)).astype(int))):
-            part.append(piece)
-    chosen = [np.sort(np.concatenate(part)) for part in parts]
-    *devices, rest = [(x[rows], y[rows]) for rows in chosen]
-    return devices, rest
 
 
 @contextmanager
@@ -141,41 +89,40 @@ def workspace(keep: Path | None) -> Iterator[Path]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def run_fleet(directory: Path, rounds: int, show: Show = lambda view: None) -> DemoOutcome:
-    """Run the demo in an empty directory. When it returns or raises, no process is left."""
-    started = time.perf_counter()
+def check_packages() -> None:
+    """Refuse to start without what the coordinator needs."""
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    shares, held_out = load_digits()
-    bundle = Path(shutil.copytree(SHIPPED / "model", directory / "digits"))
-    manifest = read_manifest(bundle)
-    look = Lookout(bundle, manifest, from_arrays(*held_out, manifest), show)
+
+
+def run_fleet(directory: Path, job: DemoJob, rounds: int, show: Show) -> tuple[Lookout, Fleet]:
+    """Run a coordinator and its agents in a directory. When it returns or raises, no process is left."""
+    look = Lookout(job, show)
     with Processes(directory) as processes:
-        fleet = Fleet(directory, processes, look)
-        fleet.start(shares, rounds)
+        fleet = Fleet(directory, processes, look, job)
+        fleet.start(rounds)
         fleet.follow(rounds)
-    look.tell("train each device alone, for comparison")
-    devices = [
-        _device_result(manifest, member, share, fleet, look.alone(member, share, rounds))
-        for member, share in zip(FLEET, shares)
-    ]
-    return DemoOutcome(len(held_out[1]), look.rounds, devices, look.notes, time.perf_counter() - started)
+    return look, fleet
 
 
 class Lookout:
-    """Scores weights on images that no device has, and shows how things stand."""
+    """Scores weights on samples that no device has, and shows how things stand."""
 
-    def __init__(self, bundle: Path, manifest: Manifest, held_out: Samples, show: Show) -> None:
-        self.bundle = bundle
-        self.manifest = manifest
+    def __init__(self, job: DemoJob, show: Show) -> None:
+        self.bundle = job.bundle
+        self.manifest = read_manifest(job.bundle)
         self._show = show
         self.rounds: list[RoundResult] = []
         self.seats: list[tuple[str, str, str]] = []
         self.notes: list[str] = []
-        self._source = BundleSource(bundle, manifest)
-        self._first = np.array(map_weights(bundle / manifest.weights.name, manifest.space))
-        self._evaluator = Evaluator(bundle, self._source, 0, held_out, settings=RuntimeSettings(), plan=ForwardPlan())
+        self.source = BundleSource(job.bundle, self.manifest)
+        self.first = np.array(map_weights(job.bundle / self.manifest.weights.name, self.manifest.space))
+        self.last = self.first  # the newest version that was scored
+        self._evaluator = self.evaluator(job.held_out)
+
+    def evaluator(self, samples: Samples) -> Evaluator:
+        return Evaluator(self.bundle, self.source, 0, samples, settings=RuntimeSettings(), plan=ForwardPlan())
 
     def tell(self, doing: str) -> None:
         self._show(View(doing, list(self.rounds), list(self.seats), list(self.notes)))
@@ -183,60 +130,44 @@ class Lookout:
     def score(self, weights: Vector) -> float:
         return self._evaluator.score(weights).accuracy or 0.0
 
-    def alone(self, member: DemoAgent, share: Digits, rounds: int) -> float:
-        """Train one device's data alone with as many steps, at the rate that suits it best."""
-        boundary = self.manifest.boundary(member.tier)
-        mine = self.manifest.space.suffix(boundary.layer)
-        trainer = Trainer(self.bundle, self._source, from_arrays(*share, self.manifest))
-        scores = []
-        for rate in (RATE, *OTHER_RATES):
-            task = Task(boundary.name, rounds * STEPS, BATCH, rate, (Momentum(MOMENTUM),))
-            weights = self._first.copy()
-            with suppress(NonFiniteLoss):
-                weights[mine] = trainer.run(task, Received(weights[mine].copy())).parameters
-            scores.append(self.score(weights))
-        trainer.close()
-        return max(scores)
-
     def start(self) -> None:
-        self.rounds.append(RoundResult(0, self.score(self._first)))
+        self.rounds.append(RoundResult(0, self.score(self.first)))
 
 
 class Fleet:
     """A coordinator and the agents, from their start to the end of the job."""
 
-    def __init__(self, directory: Path, processes: Processes, look: Lookout) -> None:
+    def __init__(self, directory: Path, processes: Processes, look: Lookout, job: DemoJob) -> None:
         self.directory = directory
         self.processes = processes
         self.look = look
+        self.what = job
         self.ids: dict[str, str] = {}  # name of a device by its id
         self.peaks: dict[str, int] = {}
         self.lost: dict[str, str] = {}  # devices that did not see the end, and how that was
         self.killed_in: int | None = None  # the round, from 1, in which an agent is killed
         self._moved = time.monotonic()
 
-    def start(self, shares: Sequence[Digits], rounds: int) -> None:
+    def start(self, rounds: int) -> None:
         self.look.tell("start the coordinator")
         data = self.directory / COORDINATOR
         self.processes.start(COORDINATOR, "serve", "--data", str(data), "--port", "0", "--devices", "1")
         url = self._wait(lambda: served_at(self.processes.output(COORDINATOR)))
         self.admin = Client(url, (data / "admin.token").read_text().strip())
-        token = self._call("POST", "/enrolments", json={"uses": len(FLEET), "seconds": 600})["token"]
-        for member, (x, y) in zip(FLEET, shares):
-            np.savez(self.directory / f"{member.name}.npz", x=x, y=y)
+        token = self._call("POST", "/enrolments", json={"uses": len(self.what.members), "seconds": 600})["token"]
+        for member, file in zip(self.what.members, self.what.data):
             self.processes.start(
                 member.name,
                 "agent",
                 "--server",
                 url,
                 "--data",
-                str(self.directory / f"{member.name}.npz"),
+                str(file),
                 "--work",
                 str(self.directory / member.name),
                 "--name",
                 member.name,
-                "--tier",
-                member.tier,
+                *(["--tier", member.tier] if member.tier is not None else []),
                 "--memory",
                 member.memory,
                 "--engine",
@@ -250,12 +181,12 @@ class Fleet:
         self.look.tell("wait for four agents")
         self.ids = self._wait(self._enrolled)
         file = self.directory / "job.toml"
-        file.write_text(JOB.format(rounds=rounds))
+        file.write_text(self.what.toml)
         self.job = self.admin.create(file)
 
     def _enrolled(self) -> dict[str, str] | None:
         found = {row["id"]: row["name"] for row in self._call("GET", "/devices")}
-        return found if len(found) == len(FLEET) else None
+        return found if len(found) == len(self.what.members) else None
 
     def follow(self, rounds: int) -> None:
         """Watch until the job is over. The coordinator keeps two versions, so each is fetched before it is scored."""
@@ -300,15 +231,19 @@ class Fleet:
     def _score(self, version: int, path: Path | None) -> None:
         row = self._call("GET", f"/jobs/{self.job}/rounds")[version - 1]
         told, took = row["summary"], row["closed_at"] - row["opened_at"]
-        accuracy = self.look.score(np.array(map_weights(path, self.look.manifest.space))) if path else None
+        accuracy = None
+        if path is not None:
+            self.look.last = np.array(map_weights(path, self.look.manifest.space))
+            accuracy = self.look.score(self.look.last)
         self.look.rounds.append(RoundResult(version, accuracy, told["loss"], told["updates"], took))
-        if self.killed_in is not None and told["updates"] < len(FLEET) == self.look.rounds[-2].updates:
+        if self.killed_in is not None and told["updates"] < len(self.what.members) == self.look.rounds[-2].updates:
             self.look.notes.append(f"round {version} closes without {KILLED} after {took:.1f} s")
 
     def _seats(self, job: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         slots = (job["round"] or {}).get("body", {}).get("slots", [])
         known = {self.ids.get(slot["member"]["device"], "?"): slot for slot in slots}
-        return [(m.name, known[m.name]["member"]["boundary"], known[m.name]["state"]) for m in FLEET if m.name in known]
+        names = [member.name for member in self.what.members if member.name in known]
+        return [(name, known[name]["member"]["boundary"], known[name]["state"]) for name in names]
 
     def _check(self, over: bool = False) -> None:
         """Raise if the coordinator ended; a fleet goes on without one of its devices."""
@@ -318,15 +253,15 @@ class Fleet:
             self._measure(name)
             if not over and (problem := self.processes.ended(name)):
                 self._lose(name, problem)
-        if time.monotonic() - self._moved > PATIENCE:
+        if time.monotonic() - self._moved > self.what.patience:
             last = [line for line in map(self.processes.last_words, self.processes.running) if line]
             told = f"; {last[-1]}" if last else ""
-            raise FleetError(f"nothing has happened for {PATIENCE:.0f} s{told}; logs are in {self.directory}")
+            raise FleetError(f"nothing has happened for {self.what.patience:.0f} s{told}; logs are in {self.directory}")
 
     def _lose(self, name: str, problem: str) -> None:
         self.lost[name] = problem
         self.look.notes.append(f"{problem}; the others go on")
-        left = len(FLEET) - len(self.lost)
+        left = len(self.what.members) - len(self.lost)
         if not self.ids or left < QUORUM:
             raise self._error(
                 f"{problem}; {left} devices are left and {QUORUM} are needed" if self.ids else problem, name
@@ -362,10 +297,12 @@ class Fleet:
         return found
 
 
-def _device_result(manifest: Manifest, member: DemoAgent, share: Digits, fleet: Fleet, alone: float) -> DeviceResult:
-    boundary = manifest.boundary(member.tier)
+def device_result(member: DemoAgent, fleet: Fleet, counts: Sequence[int], alone: float | None) -> DeviceResult:
+    """Sum up what a device reported; `counts` are its samples of each class."""
+    manifest = fleet.look.manifest
     lines = fleet.processes.output(member.name).read_text("utf-8").splitlines()
     reports = [json.loads(line) for line in lines if line.startswith("{")]
+    boundary = manifest.boundary(member.tier or (reports[-1]["boundary"] if reports else manifest.whole.name))
     seconds: dict[str, float] = {}
     for report in reports:
         for part, value in report["seconds"].items():
@@ -378,8 +315,8 @@ def _device_result(manifest: Manifest, member: DemoAgent, share: Digits, fleet: 
         boundary=boundary.name,
         layers=[layer.name for layer in manifest.layers[boundary.layer :]],
         trained=manifest.weights_from(boundary.layer),
-        images=len(share[1]),
-        digits=np.bincount(share[1], minlength=10).tolist(),
+        samples=sum(counts),
+        classes=list(counts),
         rounds=len(reports),
         sent=sum(report["bytes"]["uploaded"] for report in reports),
         received=sum(report["bytes"]["downloaded"] for report in reports),

@@ -21,12 +21,12 @@ class DeviceResult:
     """What one device did in all rounds."""
 
     name: str
-    tier: str
+    tier: str | None  # None: its memory decided
     boundary: str
     layers: list[str]
     trained: int  # weights
-    images: int
-    digits: list[int]  # how many of each
+    samples: int
+    classes: list[int]  # how many of each
     rounds: int
     sent: int  # bytes of weights
     received: int
@@ -49,11 +49,22 @@ class View:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What the trained network says of a text."""
+
+    text: str
+    label: str
+    share: float  # how sure it is, from 0 to 1
+
+
+@dataclass(frozen=True)
 class DemoOutcome:
     """The whole demo."""
 
     held_out: int
+    layers: int  # of the whole network
     rounds: list[RoundResult]
     devices: list[DeviceResult]
     notes: list[str]
     seconds: float
+    answers: list[Answer] = field(default_factory=list)  # of texts

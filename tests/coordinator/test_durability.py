@@ -17,7 +17,7 @@ import pytest
 
 from edge_runtime.bundle_files import file_ref, read_manifest
 from embrace import Client, Job
-from embrace.demo.fleet import SHIPPED
+from embrace.demo.digits_demo import SHIPPED
 from federation.manifest import MANIFEST_NAME
 from tests.live_server import LiveServer, live_server, make_bundle, next_task, send_update
 from tests.stock_python import ROOT

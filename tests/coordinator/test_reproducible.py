@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from embrace.client import Client
-from embrace.demo.fleet import SHIPPED, load_digits
+from embrace.demo.digits_demo import SHIPPED, load_digits
 from embrace.demo.processes import Processes
 from federation.axes.cover import DeviceProfile
 from federation.identity import device_id, task_seed

@@ -36,3 +36,10 @@ def test_no_room_is_a_report_and_leaves_nothing(digits, samples, tmp_path, monke
     with pytest.raises(kind, match="evaluate"):
         evaluator(digits, samples, ForwardPlan(folder=tmp_path)).score(digits.suffix("weak"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_predictions_are_what_is_scored(digits, samples):
+    judge = evaluator(digits, samples, ForwardPlan())
+    outputs = judge.predict(digits.suffix("weak"))
+    right = float((outputs.argmax(1) == samples.labels[:]).mean())
+    assert outputs.shape == (len(samples), 10) and right == judge.score(digits.suffix("weak")).accuracy

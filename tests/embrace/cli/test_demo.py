@@ -115,7 +115,7 @@ def test_a_fleet_learns_together_without_torch(demo: Demo) -> None:
         assert row["rounds"] * 4 * row["trained"] <= row["sent"] <= row["received"]  # batch-norm statistics come on top
         assert row["process_peak"] is None or row["process_peak"] < row["budget"]
         assert row["seconds"]["training"] > 0 and row["seconds"]["wall"] < found["seconds"]
-        assert sum(row["digits"]) == row["images"]
+        assert sum(row["classes"]) == row["samples"]
     assert max(devices["weak-1"]["alone"], devices["weak-2"]["alone"]) < 0.7
     # One device is killed in the middle, and the rounds go on with the others.
     killed = devices.pop("weak-2")

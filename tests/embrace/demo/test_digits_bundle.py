@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.bundle_files import check_bundle, read_manifest
-from embrace.demo.fleet import FLEET, SHIPPED, load_digits
+from embrace.demo.digits_demo import FLEET, SHIPPED, load_digits
 from simulation.datasets.digits import DIGITS
 
 MODEL = SHIPPED / "model"
