@@ -146,6 +146,11 @@ def load_graph(source: ModelSource) -> tuple[Graph, list[LayerGraph]]:
     lora, storage, frozen = source.origin.lora, source.origin.storage, graph.untrained
     if lora is not None:
         frozen = adapt_graph(graph, source.adapters(graph), lora, source.origin.seed)
+    if storage is not None and lora is None and not frozen:
+        raise InputError(
+            f"frozen {storage}: every weight of {source.name} is trained, so there is none to store; freeze some with "
+            "requires_grad_(False), or train adapters with --lora"
+        )
     freeze(graph, frozen, storage)
     return graph, split_layers(graph)
 

@@ -54,7 +54,12 @@ def capture_torch(module: nn.Module, sample: torch.Tensor, exporters: Sequence[E
     set_modes(module, training_modes(module))
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     _refuse_unfaithful(module)
-    with _unchanged(module, buffers), standing_still(module) as iterations, _padding_rows(module) as rows:
+    with (
+        _unchanged(module, buffers),
+        plain_operators(),
+        standing_still(module) as iterations,
+        _padding_rows(module) as rows,
+    ):
         trainable = _trained_parameters(module, sample)
     refuse_repeated(iterations)
     vectors = [name for item in iterations for name in (item.u, item.v)]

@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from federation.errors import InputError
 from federation.inputs import NamedInput, columns, pack, row_dtype, row_size
 from federation.manifest import Manifest
 from model_export.shapes import sample_input
@@ -46,11 +47,14 @@ def sample_of(manifest: Manifest, batch: int, seed: int) -> np.ndarray[Any, Any]
 
 
 def called_with_row(module: nn.Module, inputs: Sequence[NamedInput]) -> Callable[[Tensor], Any]:
-    """Make a function of rows that calls a module: by the names of its arguments where it has them, else in order."""
+    """Make a function of rows that calls a module by the names of its arguments; those of `*args` come in order."""
     forward = module.forward
     known = inspect.signature(forward).parameters
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     by_name = any_name or all(item.name in known for item in inputs)
+    if not by_name and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in known.values()):
+        wrong = next(item.name for item in inputs if item.name not in known)
+        raise InputError(f"the model has no input {wrong!r}: its forward takes {', '.join(known) or 'none'}")
 
     def call(row: Tensor) -> Any:
         parts = parts_of(row, inputs)

@@ -118,7 +118,8 @@ def _one(
     function: Any = getattr(torch._VF, name)
     first = start if several else start[0]
     out: Tensor = function(x, first, list(weights), layer.bias, 1, 0.0, layer.training, False, True)[0]
-    places = (lengths - 1).reshape(-1, 1, 1).expand(-1, 1, out.shape[2])
+    ends = (lengths - 1).clamp(min=0)  # a probe of the exporter may have a length of 0, which PyTorch refuses
+    places = ends.reshape(-1, 1, 1).expand(-1, 1, out.shape[2])
     last = [out.gather(1, places)[:, 0]]
     if several:
         last.append(_last_cell(x, out, lengths, start, weights))

@@ -35,6 +35,7 @@ from model_export.new_head import replace_head
 from model_export.normalise import make_batch_dynamic, to_supported_opset
 from model_export.outputs import USUAL, named_tensors, output_names, pick_output
 from model_export.own_loss import IN_MEMORY, OwnFunction
+from model_export.plain_operators import plain_operators
 from model_export.shapes import run_values, sample_input
 from model_export.zoo import ZOO, Tier, ZooModel, narrower, zoo_model
 
@@ -139,7 +140,7 @@ def _output_shapes(source: ModelSource) -> tuple[NamedInput, ...]:
     torch.manual_seed(source.origin.seed)
     module = source.build()
     call = called_with_row(module, source.inputs) if source.inputs is not None else module
-    with torch.no_grad():
+    with torch.no_grad(), plain_operators():
         tensors = named_tensors(call(torch.from_numpy(sample)), names)
     return tuple(NamedInput(name, "float32", tuple(value.shape[1:])) for name, value in tensors.items())
 

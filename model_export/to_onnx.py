@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from edge_runtime.bundle_files import map_weights, read_manifest
+from federation.inputs import NamedInput, row_dtype
 from federation.manifest import Manifest
 from federation.preprocessing import PLAIN
 from federation.space import Vector
@@ -19,13 +21,16 @@ from model_export.errors import ExportError
 from model_export.frozen import read_frozen, restore
 from model_export.graph import PRODUCER, serialise
 from model_export.lora import A, B, merge_adapters
+from model_export.normalise import VALUE_PREFIX
 
+INPUT_ROW, OUTPUT_ROW = "inputs/row", "outputs/row"  # of several
 MOST_BYTES = 2**31 - 2**20  # what fits into one protobuf message
 
 
 def write_onnx(directory: Path, path: Path) -> None:
     """The whole model as one forward graph with its weights inside: input `input`, output `output`.
 
+    A model of several inputs has these by their names, in their own types and shapes; several outputs likewise.
     Its metadata says what a program that runs it has to know: names of the classes, and how values become inputs.
     """
     manifest = read_manifest(directory)
@@ -33,7 +38,7 @@ def write_onnx(directory: Path, path: Path) -> None:
         raise ExportError(f"{manifest.weights.bytes} bytes of weights do not fit into one ONNX file; use the bundle")
     values = manifest.space.views(np.array(map_weights(directory / manifest.weights.name, manifest.space)))
     frozen = read_frozen(directory, manifest)
-    nodes, constants, entering = [], [], "input"
+    nodes, constants, entering = [], [], "input" if manifest.inputs is None else INPUT_ROW
     first = last = None
     held: set[str] = set()
     for number, layer in enumerate(manifest.layers):
@@ -42,7 +47,9 @@ def write_onnx(directory: Path, path: Path) -> None:
         restore(graph, frozen)
         if manifest.source.lora is not None:
             merge_adapters(graph, values, manifest.source.lora)
-        leaving = "output" if number == len(manifest.layers) - 1 else f"{layer.name}/output"
+        leaving = f"{layer.name}/output"
+        if number == len(manifest.layers) - 1:
+            leaving = "output" if manifest.loss.outputs is None else OUTPUT_ROW
         names = {"input": entering, "output": leaving}
 
         def renamed(name: str, prefix: str = layer.name, names: dict[str, str] = names) -> str:
@@ -61,11 +68,52 @@ def write_onnx(directory: Path, path: Path) -> None:
             nodes.append(node)
         first, last, entering = first or model, model, leaving
     assert first is not None and last is not None
-    graph = helper.make_graph(nodes, manifest.name, first.graph.input, last.graph.output, constants)
+    takes, gives = first.graph.input, last.graph.output
+    if manifest.inputs is not None:
+        takes = [_tensor_info(item) for item in manifest.inputs]
+        nodes = [*_side_by_side(manifest.inputs, constants), *nodes]
+    if manifest.loss.outputs is not None:
+        gives = [_tensor_info(item) for item in manifest.loss.outputs]
+        nodes += _apart(manifest.loss.outputs, constants)
+    graph = helper.make_graph(nodes, manifest.name, takes, gives, constants)
     made = helper.make_model(graph, opset_imports=first.opset_import, producer_name=PRODUCER)
     made.ir_version = first.ir_version
     helper.set_model_props(made, metadata(manifest))
     path.write_bytes(serialise(made))
+
+
+def _tensor_info(item: NamedInput) -> onnx.ValueInfoProto:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype))
+    return helper.make_tensor_value_info(item.name, kind, ["N", *item.shape])
+
+
+def _held(constants: list[onnx.TensorProto], name: str, numbers: Sequence[int]) -> str:
+    constants.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+    return name
+
+
+def _side_by_side(inputs: Sequence[NamedInput], constants: list[onnx.TensorProto]) -> list[onnx.NodeProto]:
+    """Write named inputs into the row that the first layer takes."""
+    nodes, rows = [], []
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(row_dtype(inputs)))
+    for number, item in enumerate(inputs):
+        place = f"inputs/{number}"
+        shape = _held(constants, f"{place}/shape", [-1, item.size])
+        nodes.append(helper.make_node("Reshape", [item.name, shape], [f"{place}/flat"], f"{place}/Reshape"))
+        nodes.append(helper.make_node("Cast", [f"{place}/flat"], [f"{place}/row"], f"{place}/Cast", to=kind))
+        rows.append(f"{place}/row")
+    return [*nodes, helper.make_node("Concat", rows, [INPUT_ROW], "inputs/Concat", axis=1)]
+
+
+def _apart(outputs: Sequence[NamedInput], constants: list[onnx.TensorProto]) -> list[onnx.NodeProto]:
+    """Take the row that the last layer gives apart into named outputs."""
+    sizes = _held(constants, "outputs/sizes", [item.size for item in outputs])
+    rows = [f"outputs/{number}" for number in range(len(outputs))]
+    nodes = [helper.make_node("Split", [OUTPUT_ROW, sizes], rows, "outputs/Split", axis=1)]
+    for row, item in zip(rows, outputs, strict=True):
+        shape = _held(constants, f"{row}/shape", [-1, *item.shape])
+        nodes.append(helper.make_node("Reshape", [row, shape], [item.name], f"{row}/Reshape"))
+    return nodes
 
 
 def metadata(manifest: Manifest) -> dict[str, str]:
@@ -119,6 +167,13 @@ def _whole(directory: Path, manifest: Manifest, values: dict[str, np.ndarray]) -
     found = {**{name: value for name, value in values.items() if not name.endswith((f".{A}", f".{B}"))}, **frozen}
     for layer in manifest.layers:
         graph = onnx.load(directory / layer.forward.name, load_external_data=False).graph
+        found |= {item.name: numpy_helper.to_array(item) for item in graph.initializer if _is_small_weight(item)}
         restore(graph, frozen)
         found |= merge_adapters(graph, values, lora)
     return found
+
+
+def _is_small_weight(item: onnx.TensorProto) -> bool:
+    """Tell a frozen weight, which a graph holds under its own name, from constants of the graph."""
+    own = VALUE_PREFIX not in item.name and ":" not in item.name and ".const" not in item.name
+    return own and item.data_type == onnx.TensorProto.FLOAT and item.data_location != onnx.TensorProto.EXTERNAL

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 import torch.nn.functional as F
@@ -301,3 +302,13 @@ def test_labels_that_cannot_be_told_are_asked_for() -> None:
 def test_wrong_losses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         embrace.export(network(), sample=X, **options)
+
+
+def test_the_onnx_file_of_several_heads_has_them_by_name(heads: embrace.Bundle, tmp_path: Path) -> None:
+    session = ort.InferenceSession(heads.to_onnx(tmp_path / "model.onnx"))
+    assert [value.name for value in session.get_outputs()] == ["digit", "angle"]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        told = Heads()(torch.from_numpy(X))
+    for name, found in zip(("digit", "angle"), session.run(None, {"input": X}), strict=True):
+        np.testing.assert_allclose(found, told[name].numpy(), atol=1e-6)
