@@ -150,7 +150,7 @@ class Agent:
             stack.enter_context(sole_user(folder / "agent.lock", in_use))
             own_memory = DeviceMemory(device)
             known = own_memory.describe()
-            enrolled = {key: value for key, value in known.items() if key != "needs"}
+            enrolled = {key: value for key, value in known.items() if key not in ("needs", "measures")}
             own = credential(server, token, name or socket.gethostname(), enrolled, folder, certificate, on_notice)
             client = stack.enter_context(DeviceClient(server, own, certificate=certificate))
             try:

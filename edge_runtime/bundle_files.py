@@ -81,3 +81,8 @@ def map_weights(path: Path, space: ParameterSpace) -> Vector:
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error.strerror}") from None
     raise BundleError(f"{path} does not hold the weights that the manifest describes")
+
+
+def read_range(path: Path, space: ParameterSpace, where: slice) -> Vector:
+    """Read some elements of a weights file, of which others may be missing."""
+    return np.fromfile(path, "<f4", where.stop - where.start, offset=len(header(space)) + 4 * where.start)

@@ -85,6 +85,7 @@ class DeviceMemory:
             runtime=RUNTIME,
             engines=engines_of(device.engine),
             needs=known_needs(device.work, device.settings, MOST_NEEDS),
+            measures=True,
         )
 
     @property

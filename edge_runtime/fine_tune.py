@@ -74,8 +74,10 @@ class _OwnSource(BundleSource):
             self.close()
             self._weights, self.version = weights, f"{self.lineage}/{number}"
 
-    def fetch(self, layer: int) -> Path:
-        return self._own().fetch(layer) if layer in self.borrowing else super().fetch(layer)
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
+        if layer in self.borrowing:
+            return self._own().fetch(layer, measuring=measuring)
+        return super().fetch(layer, measuring=measuring)
 
     def fetch_head(self, boundary: Boundary) -> Path:
         return self._own().fetch_head(boundary)

@@ -6,10 +6,11 @@ While one group of layers computes, the next one is fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore, StoredType
+from edge_runtime.bundle_files import read_range
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
+from edge_runtime.frozen_statistics import FrozenStatistics
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.capacity import FLOAT_BYTES
@@ -71,12 +74,15 @@ def store_activations(
     watch: Stopwatch,
     report: Report = lambda what, done, total: None,
     boundary: Boundary | None = None,
+    statistics: FrozenStatistics | None = None,
 ) -> ActivationStore:
     """Run `count` samples through some layers, and through the head of a boundary behind them if it has one.
 
-    What the last one gives is stored. A head has the number of the layer whose first steps it runs.
+    What the last one gives is stored. A head has the number of the layer whose first steps it runs. `statistics` get
+    what enters the batch norms; half as many samples pass at once then, because that takes up to half as much again.
     """
     manifest, store = source.manifest, None
+    batch = plan.batch if statistics is None else max(1, plan.batch // 2)
     parts = groups(manifest, layers.start, layers.stop, plan.memory, settings.profile)
     pieces = dict(enumerate(manifest.layers))
     if boundary is not None and boundary.head is not None:
@@ -85,12 +91,19 @@ def store_activations(
     end = parts[-1].stop if parts else 0
 
     def fetch(number: int) -> Path:
-        return source.fetch(number) if number in layers or boundary is None else source.fetch_head(boundary)
+        if boundary is not None and number not in layers:
+            return source.fetch_head(boundary)
+        return source.fetch(number, measuring=statistics is not None)
 
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
         for part, graphs in _fetched(fetch, parts, pool, watch):
             with watch.part("load"):
                 sessions = [LayerForward(graph, settings) for graph in graphs]
+                for layer, graph in zip(part, graphs, strict=True):
+                    if statistics is not None:
+                        statistics.begin(
+                            layer, partial(read_range, graph.parent / manifest.weights.name, manifest.space)
+                        )
             with watch.part("activation_io"):
                 following = ActivationStore(
                     count,
@@ -100,12 +113,12 @@ def store_activations(
                     limit=plan.store_limit,
                 )
             unfinished.callback(following.close)
-            for start in range(0, count, plan.batch):
-                stop = min(start + plan.batch, count)
+            for start in range(0, count, batch):
+                stop = min(start + batch, count)
                 report(pieces[part[-1]].name, part.start * count + len(part) * stop, end * count)
                 with watch.part("activation_io"):
                     value = store.rows(start, stop) if store else inputs(start, stop)
-                value = _run_all(sessions, value, [pieces[layer].name for layer in part], watch)
+                value = _run_all(sessions, value, {layer: pieces[layer].name for layer in part}, watch, statistics)
                 with watch.part("activation_io"):
                     following.write(start, value)
             if store:
@@ -121,17 +134,33 @@ def store_activations(
 
 
 def _run_all(
-    sessions: Sequence[LayerForward], value: NDArray[Any], names: Sequence[str], watch: Stopwatch
+    sessions: Sequence[LayerForward],
+    value: NDArray[Any],
+    names: Mapping[int, str],
+    watch: Stopwatch,
+    statistics: FrozenStatistics | None,
 ) -> NDArray[Any]:
-    for session, name in zip(sessions, names, strict=True):
-        value = _run(session, value, name, watch)
+    for session, (layer, name) in zip(sessions, names.items(), strict=True):
+        value = _run(session, value, layer, name, watch, statistics)
     return value
 
 
-def _run(session: LayerForward, value: NDArray[Any], name: str, watch: Stopwatch) -> NDArray[Any]:
+def _run(
+    session: LayerForward,
+    value: NDArray[Any],
+    layer: int,
+    name: str,
+    watch: Stopwatch,
+    statistics: FrozenStatistics | None,
+) -> NDArray[Any]:
     with watch.part(FORWARD + name):
         try:
-            return session(value)
+            if statistics is None or layer not in statistics.norms:
+                return session(value)
+            output, rows = session.measure(value, statistics.norms[layer])
+            for norm, (means, variances) in rows.items():
+                statistics.add(norm, means, variances)
+            return output
         except Exception as error:  # onnxruntime raises several unrelated types
             if is_out_of_memory(error):
                 raise OutOfMemory(f"not enough memory to run layer {name!r} on {len(value)} samples") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from edge_runtime.onnx_file import MOST_BYTES, Node, OnnxGraph, Shape, Tensor, Value, read_model, refuse
-from federation.manifest import Boundary, FileRef, Layer, Manifest, TensorSpec
+from federation.manifest import ROWS, Boundary, FileRef, Layer, Manifest, TensorSpec
 from federation.space import Parameter
 from federation.weights import header
 
@@ -93,11 +93,15 @@ def check_loss_graph(path: Path, manifest: Manifest) -> None:
     _carried(graph, {"predictions": BATCH, "labels": LABELS})
 
 
-def check_forward_graph(path: Path, manifest: Manifest, layer: Layer) -> None:
-    """Refuse a frozen layer that takes its weights from elsewhere than their own places in the weights file."""
+def check_forward_graph(path: Path, manifest: Manifest, layer: Layer, *, measuring: bool = False) -> None:
+    """Refuse a frozen layer that takes its weights from elsewhere than their own places in the weights file.
+
+    What a graph that is `measuring` gives of each row stays on the device, which sums it up over all its samples.
+    """
     graph = _read(path, STANDARD)
     _check_inputs(graph, {"input": (None, *layer.input.shape)})
-    _check_outputs(graph, {"output": (None, *layer.output.shape)}, layer.output)
+    rows = {p.name + ROWS: (None, *p.shape) for p in layer.parameters if measuring and p.name in layer.measured}
+    _check_outputs(graph, {"output": (None, *layer.output.shape), **rows}, layer.output)
     space, start = manifest.space, len(header(manifest.space))
     own = {
         p.name: (p.shape, start + 4 * space.slice_of(p.name).start, 4 * p.size) for p in manifest.parameters_of(layer)

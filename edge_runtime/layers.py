@@ -16,7 +16,7 @@ import numpy as np
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.files import link_file
 from federation.errors import BundleError
-from federation.manifest import Boundary, Layer, Manifest
+from federation.manifest import Boundary, FileRef, Layer, Manifest
 from federation.space import Vector
 from federation.weights import header
 
@@ -28,8 +28,11 @@ class LayerSource(Protocol):
     lineage: str  # the training that the weights come from: of another one, nothing is of use however recent it is
     version: str  # of the weights: what was computed with one version is not valid for another
 
-    def fetch(self, layer: int) -> Path:
-        """Return the path of a layer's graph, ready to load; block until everything it needs is there."""
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
+        """Return the path of a layer's graph, ready to load; block until everything it needs is there.
+
+        `measuring`: of the graph that also measures what enters batch norms, if there is one.
+        """
 
     def fetch_head(self, boundary: Boundary) -> Path:
         """Return the path of the graph of a boundary's head likewise; its weights are trained, so they stay."""
@@ -56,18 +59,18 @@ class BundleSource:
         self.manifest = manifest
         self.lineage = self.version = manifest.weights.sha256
 
-    def fetch(self, layer: int) -> Path:
-        return self._checked(self.manifest.layers[layer])
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
+        return self._checked(self.manifest.layers[layer].graph(measuring))
 
     def fetch_head(self, boundary: Boundary) -> Path:
-        return self._checked(head_of(boundary))
+        return self._checked(head_of(boundary).forward)
 
     def fetch_step(self, boundary: Boundary) -> tuple[Path, Vector]:
         weights = map_weights(self.directory / self.manifest.weights.name, self.manifest.space)
         return self.directory, weights[self.manifest.space.suffix(boundary.layer)]
 
-    def _checked(self, layer: Layer) -> Path:
-        graph, weights, frozen = layer.forward, self.manifest.weights, self.manifest.stored
+    def _checked(self, graph: FileRef) -> Path:
+        weights, frozen = self.manifest.weights, self.manifest.stored
         for file in (graph, weights, *([frozen] if frozen else [])):
             path = self.directory / file.name
             if not path.is_file() or path.stat().st_size != file.bytes:
@@ -109,8 +112,8 @@ class TrainedSource:
         file.seek(len(header(self.manifest.space)) + 4 * start)
         file.write(np.ascontiguousarray(weights, "<f4").data)
 
-    def fetch(self, layer: int) -> Path:
-        return Path(shutil.copy(self._bundle / self.manifest.layers[layer].forward.name, self._work))
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
+        return Path(shutil.copy(self._bundle / self.manifest.layers[layer].graph(measuring).name, self._work))
 
     def fetch_head(self, boundary: Boundary) -> Path:
         return Path(shutil.copy(self._bundle / head_of(boundary).forward.name, self._work))
@@ -119,4 +122,5 @@ class TrainedSource:
         return self._bundle, self._trained[self.manifest.space.suffix(boundary.layer).start - self._first :]
 
     def release(self, layer: int) -> None:
-        (self._work / self.manifest.layers[layer].forward.name).unlink(missing_ok=True)
+        for measuring in (False, True):
+            (self._work / self.manifest.layers[layer].graph(measuring).name).unlink(missing_ok=True)

@@ -74,7 +74,8 @@ def finish(begun: Begun, outcome: Outcome) -> Contribution:
     """Collect what to send and what to keep; the vectors are good until the trainer's next task."""
     device, received, local, exchange = begun.device, begun.received, outcome.local, begun.task.exchange
     update, model = local.update(), LocalModel(received.parameters, received.origin)
-    sent = units_region(exchange.sync, device.manifest.space, exchange.sent) & device.trained
+    due = units_region(exchange.sync, device.manifest.space, exchange.sent)
+    sent, measured = due & device.trained, due & device.measured
     inside = sent.inside(device.graph)
     result = LocalResult(model, received.brought, local.x, update, local.rates, local.state(), inside)
     tracks: dict[str, Vector] = {}
@@ -84,8 +85,12 @@ def finish(begun: Begun, outcome: Outcome) -> Contribution:
         tracks |= handed.tracks
         kept |= handed.kept
     sending = {MODEL: update, **dict(sorted(tracks.items()))}
+    sent_tracks = {name: (sent, inside.gather(vector)) for name, vector in sending.items()}
+    if measured.size:  # it lies in front of what is trained
+        front = measured.inside(device.measured).gather(outcome.measured)
+        sent_tracks[MODEL] = measured | sent, np.concatenate([front, sent_tracks[MODEL][1]])
     return Contribution(
-        {name: (sent, inside.gather(vector)) for name, vector in sending.items()},
+        sent_tracks,
         kept,
         tuple(walked + local.rates for walked in _walked(device)),
         received.steps_before + local.steps,

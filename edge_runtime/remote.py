@@ -28,7 +28,7 @@ from edge_runtime.system import HERE
 from federation.coverage import coverage
 from federation.device_task import Part
 from federation.errors import BundleError
-from federation.exchange import Exchange, trained_region
+from federation.exchange import Exchange, update_regions
 from federation.layout import MODEL, Layout
 from federation.manifest import MANIFEST_NAME, Boundary, FileRef, Layer, Manifest, loads
 from federation.messages import TaskOffer
@@ -96,13 +96,14 @@ class RemoteBundle:
                 check(path, self.manifest, boundary)
                 self._harmless.add(ref.sha256)
 
-    def layer_file(self, layer: Layer) -> Path:
-        """Fetch the graph of a frozen layer, checked in the same way."""
+    def layer_file(self, layer: Layer, *, measuring: bool = False) -> Path:
+        """Fetch the graph of a frozen layer, or the one that also measures, checked in the same way."""
         self._frozen_file()
-        path = self.file(layer.forward)
-        if layer.forward.sha256 not in self._harmless:
-            check_forward_graph(path, self.manifest, layer)
-            self._harmless.add(layer.forward.sha256)
+        graph = layer.graph(measuring)
+        path = self.file(graph)
+        if graph.sha256 not in self._harmless:
+            check_forward_graph(path, self.manifest, layer, measuring=measuring)
+            self._harmless.add(graph.sha256)
         return path
 
     def loss_file(self) -> None:
@@ -205,9 +206,8 @@ class RemoteServer:
     def inherited(self) -> tuple[Region, Vector]:
         assert self.exchange.inherit is not None
         covered = coverage(self.bundle.manifest, self.exchange.inherit.boundary)
-        region = trained_region(self.bundle.manifest, covered)
-        tracks = dict.fromkeys((MODEL, *self.exchange.tracks), region)
-        return region, self._read(tracks, self.bundle.client.inherited(self.offer.id))
+        tracks = update_regions(self.bundle.manifest, covered, self.exchange.tracks)
+        return tracks[MODEL], self._read(tracks, self.bundle.client.inherited(self.offer.id))
 
     def _part(self, name: str, part: Part, later: int) -> Vector:
         offer = self.offer
@@ -241,11 +241,11 @@ class RemoteSource:
         self.lineage = offer.job
         self.version = f"{offer.job}/{offer.version}"
 
-    def fetch(self, layer: int) -> Path:
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         space, used = self.bundle.space, self.manifest.layers[layer]
         for where in (space.layer(layer), *(space.slice_of(name) for name in used.borrowed or ())):
             self.bundle.fetch_weights(self.offer, where)
-        return self.bundle.layer_file(used)
+        return self.bundle.layer_file(used, measuring=measuring)
 
     def fetch_head(self, boundary: Boundary) -> Path:
         head, space = head_of(boundary), self.bundle.space

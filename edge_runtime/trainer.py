@@ -22,6 +22,7 @@ from edge_runtime.engine.ordered_dropout import open_coverage
 from edge_runtime.engine.session import RuntimeSettings, give_back_memory
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.forward import Report as Progress
+from edge_runtime.frozen_statistics import FrozenStatistics
 from edge_runtime.layers import LayerSource
 from edge_runtime.memory import PeakMeter, current_memory
 from edge_runtime.timing import Stopwatch
@@ -59,6 +60,7 @@ class Outcome:
     parameters: Vector
     local: LocalStep  # knows the update to report and the buffers to keep
     report: Report
+    measured: Vector = field(default_factory=lambda: np.zeros(0, np.float32))  # changes of statistics that it measured
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class _Stored:
     round: int
     seed: int
     augmentation: Augmentation
+    statistics: FrozenStatistics | None  # of what passed
 
 
 class MeanGradient:
@@ -189,7 +192,15 @@ class Trainer:
             memory=meter.report(self.allowed),
             bytes={"stored_activations": stored},
         )
-        return Outcome(local.x, local, report)
+        return Outcome(local.x, local, report, self._measured(task))
+
+    def _measured(self, task: Task) -> Vector:
+        """What to report of statistics in frozen layers; training moves them with every part of a batch."""
+        found = self._stored.statistics if self._stored else None
+        if found is None or not coverage(self.manifest, task.boundary).measures:
+            return np.zeros(0, np.float32)
+        batch = self._batch(task)
+        return found.update(task.steps * math.ceil(batch / min(batch, task.at_once)))
 
     def release_session(self) -> None:
         """Give back the session's memory; the next task opens it again."""
@@ -223,22 +234,24 @@ class Trainer:
     def _prepare(self, task: Task, covered: Coverage, watch: Stopwatch) -> None:
         """Store fresh activations first, open the session afterwards: with little memory both do not fit at once."""
         boundary, graphs = covered.boundary, tuple(graph.name for graph in covered.graphs)
-        if self.manifest.frozen(boundary) and not self._still_good(task, boundary):
+        if self.manifest.frozen(boundary) and not self._still_good(task, covered):
             if self._stored:
                 self._stored.rows.close()
                 self._stored = None
             if self.settings.profile == "low_memory":
                 self.release_session()
-            self._stored = self._store(task, boundary, watch)
+            self._stored = self._store(task, covered, watch)
             if self.settings.profile == "low_memory":
                 give_back_memory()  # of the frozen layers
         if self._step is None or self._step[0] != graphs:
             self.release_session()  # the old one goes before the new one comes
             self._step = graphs, open_coverage(self._engine(), self.manifest, covered)
 
-    def _still_good(self, task: Task, boundary: Boundary) -> bool:
-        stored = self._stored
-        if stored is None or (stored.frozen, stored.stored_as) != (self.manifest.frozen(boundary), task.activations):
+    def _still_good(self, task: Task, covered: Coverage) -> bool:
+        stored, frozen = self._stored, self.manifest.frozen(covered.boundary)
+        if stored is None or (stored.frozen, stored.stored_as) != (frozen, task.activations):
+            return False
+        if covered.measures and stored.statistics is None:
             return False
         augmentation = Augmentation(task.crop, task.flip)
         if stored.augmentation != augmentation:
@@ -255,12 +268,13 @@ class Trainer:
     def _wanted(self, task: Task) -> NDArray[np.int64]:
         """Number the samples that activations are stored of, ascending."""
         count = len(self.samples)
-        if self.stores_all or task.refresh_every > 1:
+        if self.stores_all or task.refresh_every > 1 or coverage(self.manifest, task.boundary).measures:
             return np.arange(count)
         return np.unique(np.concatenate([indices for _, indices in batches(count, self._batch(task), task)]))
 
-    def _store(self, task: Task, boundary: Boundary, watch: Stopwatch) -> _Stored:
-        augmentation, wanted = Augmentation(task.crop, task.flip), self._wanted(task)
+    def _store(self, task: Task, covered: Coverage, watch: Stopwatch) -> _Stored:
+        boundary, augmentation, wanted = covered.boundary, Augmentation(task.crop, task.flip), self._wanted(task)
+        statistics = FrozenStatistics(self.manifest, covered) if covered.measures else None
 
         def inputs(start: int, stop: int) -> NDArray[Any]:
             numbers = wanted[start:stop]
@@ -268,7 +282,7 @@ class Trainer:
             return augmentation.apply(x, numbers, task.seed, task.round * _EPOCHS) if augmentation else x
 
         plan = replace(self.plan, stored_as=task.activations)
-        rows = self._engine().store(boundary, inputs, len(wanted), plan, watch, self.progress)
+        rows = self._engine().store(boundary, inputs, len(wanted), plan, watch, self.progress, statistics)
         return _Stored(
             rows,
             wanted,
@@ -279,6 +293,7 @@ class Trainer:
             task.round,
             task.seed,
             augmentation,
+            statistics,
         )
 
     def _train(

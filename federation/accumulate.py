@@ -161,13 +161,16 @@ class Accumulator:
         """Count the updates that had this layer, or a part of it."""
         return self._mass(layer).count
 
-    def weight(self, layer: int) -> float:
-        """Return the sum of their weights; 0: no device trained it, and `mean` is zero there."""
-        return float(self._mass(layer).weight)
+    def weight(self, layer: int, end: int | None = None) -> float:
+        """Return the sum of their weights; 0: no device trained it, and `mean` is zero there.
 
-    def length(self, layer: int) -> float:
-        """Compute the mean of the lengths: Σ w·a / Σ w."""
-        mass = self._mass(layer)
+        Given an `end`, only of updates that had an element in front of that one.
+        """
+        return float(self._mass(layer, end).weight)
+
+    def length(self, layer: int, end: int | None = None) -> float:
+        """Compute the mean of the lengths of the same updates: Σ w·a / Σ w."""
+        mass = self._mass(layer, end)
         return float(mass.lengths / mass.weight) if mass.weight else 1.0
 
     def squares(self, weights: Iterable[str]) -> float:
@@ -299,8 +302,9 @@ class Accumulator:
                     f"layer {layer}: weights of {float(total):.6g}; declared was {self.max_weight:.6g} at most"
                 )
 
-    def _mass(self, layer: int) -> Mass:
-        return sum(self._masses[layer].values(), Mass())
+    def _mass(self, layer: int, end: int | None = None) -> Mass:
+        own = self._masses[layer]
+        return sum((mass for part, mass in own.items() if end is None or part[0].start < end), Mass())
 
     def _is_whole(self, layer: int, part: Part) -> bool:
         return len(part) == 1 and part[0].size == self._ends[layer] - self._start(layer)

@@ -5,6 +5,7 @@ weak                  the boundary of that tier
 stem@0.45             the first channels of every layer
 stem@0.45|stem@0.2    in every step one of these widths, drawn anew; the first is the widest
 ..layer2.0            everything in front of layer2.0, with the graph of the whole model
+layer3.0+statistics   from there to the output; and the batch-norm statistics in front of it are measured
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from federation.errors import BundleError
 from federation.manifest import Boundary, Manifest
 
-BEFORE, OR = "..", "|"
+BEFORE, OR, STATISTICS = "..", "|", "+statistics"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Coverage:
     boundary: Boundary
     layers: range
     ordered: tuple[Boundary, ...] = ()  # one of these in every step, widest first; `boundary` is the first of them
+    measures: bool = False  # the device reports statistics of the batch norms in front of the boundary, too
 
     @property
     def graphs(self) -> tuple[Boundary, ...]:
@@ -36,8 +38,9 @@ def coverage(manifest: Manifest, text: str) -> Coverage:
     if OR in text:
         return _ordered(manifest, text)
     if not text.startswith(BEFORE):
-        boundary = manifest.boundary(text)
-        return Coverage(boundary, range(boundary.layer, len(manifest.layers)))
+        boundary = manifest.boundary(text.removesuffix(STATISTICS))
+        measures = text.endswith(STATISTICS)
+        return Coverage(boundary, range(boundary.layer, len(manifest.layers)), measures=measures)
     names = [layer.name for layer in manifest.layers]
     name = text.removeprefix(BEFORE)
     if name not in names[1:]:

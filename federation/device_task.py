@@ -15,7 +15,7 @@ import numpy as np
 
 from federation.coverage import Coverage, coverage
 from federation.errors import InputError
-from federation.exchange import Exchange, graph_region, trained_region
+from federation.exchange import Exchange, graph_region, measured_region, trained_region
 from federation.manifest import Manifest
 from federation.region import Region, of_layers
 from federation.space import Vector
@@ -83,6 +83,11 @@ class DeviceTask:
     def trained(self) -> Region:
         """What the device changes."""
         return trained_region(self.manifest, self.covered)
+
+    @cached_property
+    def measured(self) -> Region:
+        """What the device does not train and reports statistics of."""
+        return measured_region(self.manifest, self.covered)
 
     @cached_property
     def units(self) -> tuple[Region, ...]:

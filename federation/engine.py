@@ -17,10 +17,10 @@ from federation.algorithm import Facts
 from federation.axes.cover import DeviceProfile
 from federation.axes.serve import RoundFacts
 from federation.axes.sync import after_round, first_facts
-from federation.coverage import coverage
+from federation.coverage import STATISTICS, coverage
 from federation.decode import decode
 from federation.device_scores import most_labels, read_claim, summarise
-from federation.exchange import Exchange, Inherit, trained_region, units_region
+from federation.exchange import Exchange, Inherit, units_region, update_regions
 from federation.identity import task_seed
 from federation.job import Plan
 from federation.layout import MODEL, Layout
@@ -46,6 +46,7 @@ class RoundEngine:
         self.manifest = manifest
         self.space = manifest.space
         self.algorithm = plan.choices
+        plan.cover.check(manifest)
         self._layouts: dict[tuple[str, tuple[int, ...]], Layout] = {}  # those made last, first
 
     # --- the state that a driver keeps from round to round -----------------------------------------------------------
@@ -184,9 +185,9 @@ class RoundEngine:
         sent = sync.sent(self.plan.when(number), facts.sync)
         known = self._layouts.get((boundary, sent))
         if known is None:
-            trained = trained_region(self.manifest, coverage(self.manifest, boundary))
-            region = trained & units_region(sync, self.space, sent)
-            known = Layout(dict.fromkeys((MODEL, *self.algorithm.tracks), region))
+            units = units_region(sync, self.space, sent)
+            regions = update_regions(self.manifest, coverage(self.manifest, boundary), self.algorithm.tracks)
+            known = Layout({track: region & units for track, region in regions.items()})
             self._layouts = {(boundary, sent): known, **dict(list(self._layouts.items())[:MOST_LAYOUTS])}
         return known
 
@@ -260,9 +261,14 @@ class RoundEngine:
             "bytes_up": sum(sizes),
             "loss": _mean([report.get("loss") for report in reports]),
             "lost_state": sum(report.get("lost_state") is True for report in reports),
-            "trainers": {name: sum(bool(r.layers[i]) for r in regions) for i, name in enumerate(names)},
+            "trainers": {name: sum(self._trains(r, i) for r in regions) for i, name in enumerate(names)},
             **self._synchronised(sums),
         }
+
+    def _trains(self, region: Region, layer: int) -> bool:
+        """Whether an update trained a layer: of one that has weights, statistics alone were only measured."""
+        kinds = {parameter.kind for parameter in self.space.layers[layer]}
+        return any(piece.parameter.kind == "weight" or "weight" not in kinds for piece in region.layers[layer])
 
     def device_scores(self, answers: Iterable[tuple[str, Answer]]) -> dict[str, Any] | None:
         """Summarise how devices scored the version that they received; `answers` come with what each trains.
@@ -277,7 +283,7 @@ class RoundEngine:
         for boundary, (samples, _, report) in answers:
             most = most_labels(samples, evaluate.holdout, per_sample)
             score = read_claim(report.get("evaluation"), most)
-            claims += [] if score is None else [(names.get(boundary, boundary), score)]
+            claims += [] if score is None else [(names.get(boundary.removesuffix(STATISTICS), boundary), score)]
         return summarise(claims) if claims else None
 
     @cached_property

@@ -8,7 +8,7 @@ tracks     beside the model, as the local rules declare: SCAFFOLD's control vari
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from federation.errors import FieldError, InputError
 from federation.identity import is_plain
 from federation.layout import MODEL
 from federation.manifest import Manifest
-from federation.region import Piece, Region, box, of_layers, whole
+from federation.region import Piece, Region, box, of_layers, of_parameters, whole
 from federation.space import ParameterSpace
 
 
@@ -74,6 +74,18 @@ def graph_region(manifest: Manifest, covered: Coverage) -> Region:
 def trained_region(manifest: Manifest, covered: Coverage) -> Region:
     """What a device with this coverage changes."""
     return graph_region(manifest, covered) & of_layers(manifest.space, covered.layers)
+
+
+def measured_region(manifest: Manifest, covered: Coverage) -> Region:
+    """What a device with this coverage measures: statistics of batch norms in front of what it trains."""
+    front = manifest.layers[: covered.boundary.layer] if covered.measures else ()
+    return of_parameters(manifest.space, {name for layer in front for name in layer.measured})
+
+
+def update_regions(manifest: Manifest, covered: Coverage, tracks: Iterable[str]) -> dict[str, Region]:
+    """What an update of a coverage has if everything is due: what was trained, and of the model what was measured."""
+    trained = trained_region(manifest, covered)
+    return {MODEL: measured_region(manifest, covered) | trained, **dict.fromkeys(tracks, trained)}
 
 
 def units_region(sync: Sync, space: ParameterSpace, units: Sequence[int]) -> Region:

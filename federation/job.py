@@ -214,6 +214,11 @@ class Plan:
                 ("serve", "combine"),
                 f"FedLAMA measures how far devices are from their mean; expected 'mean', got {combine!r}",
             )
+        if isinstance(self.cover, OutputSide) and self.cover.frozen_statistics and self.local.refresh_every > 1:
+            raise FieldError(
+                ("cover", "frozen_statistics"),
+                "statistics are measured when frozen layers run; expected local.refresh_every = 1 beside it",
+            )
         if self.local.epochs is not None and algorithm.fuses:
             raise FieldError(("local", "epochs"), "DOMO divides by the number of local steps; expected local.steps")
         window = self.participate.window

@@ -26,6 +26,7 @@ MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.safetensors"
 FROZEN_NAME = "frozen.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
+ROWS = ".rows"  # ending of a statistic's output in a graph that measures: a row for each that enters its batch norm
 MOST_BATCHES = 64  # at which the memory of a boundary is predicted
 MAX_MANIFEST_BYTES = 16 << 20  # a network of a thousand layers needs about one megabyte
 MAX_TOKENIZER_BYTES = 32 << 20  # a vocabulary of 250,000 pieces needs about 17
@@ -238,6 +239,28 @@ class Source:
 
 
 @dataclass(frozen=True)
+class BatchNorm:
+    """A batch norm, by the names of its running statistics."""
+
+    mean: str
+    variance: str
+    momentum: float  # the share of the old value that a training step replaces
+    positions: int  # values of a channel that one row of what enters has
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum <= 1 or not 1 <= self.positions < 2**48:
+            raise BundleError(f"batch norm {self.mean!r}: expected a momentum above 0 to 1, and positions")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A second graph of a layer: the same output, and beside it mean and variance of what enters its batch norms."""
+
+    graph: FileRef
+    norms: tuple[BatchNorm, ...]
+
+
+@dataclass(frozen=True)
 class Layer:
     """The smallest piece that travels alone: exactly one tensor enters and one leaves, if need be a row of several."""
 
@@ -255,6 +278,27 @@ class Layer:
     packed: tuple[TensorSpec, ...] | None = field(default=None, metadata=ABSENT)
     # Elements of stored weights that its graph reads, which no device trains.
     stored: int | None = field(default=None, metadata=ABSENT)
+    # For devices that do not train it and report statistics; None: it has no batch norm.
+    measuring: Measuring | None = field(default=None, metadata=ABSENT)
+
+    def __post_init__(self) -> None:
+        shapes = {p.name: p.shape for p in self.parameters if p.kind == "statistic" and len(p.shape) == 1}
+        norms = self.measuring.norms if self.measuring else ()
+        if len(set(self.measured)) != 2 * len(norms) or not set(self.measured) <= set(shapes):
+            raise BundleError(f"layer {self.name!r}: measuring: expected statistics of the layer, each once")
+        if any(shapes[norm.mean] != shapes[norm.variance] for norm in norms):
+            raise BundleError(f"layer {self.name!r}: measuring: expected means and variances of the same size")
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the statistics that a device measures which does not train the layer."""
+        return tuple(
+            name for norm in (self.measuring.norms if self.measuring else ()) for name in (norm.mean, norm.variance)
+        )
+
+    def graph(self, measuring: bool = False) -> FileRef:
+        """The graph that runs it, or the one that also measures, if there is one."""
+        return self.measuring.graph if measuring and self.measuring else self.forward
 
 
 @dataclass(frozen=True)
@@ -493,6 +537,7 @@ class Manifest:
     def files(self) -> list[FileRef]:
         """List every file of the bundle but the manifest itself."""
         found = [self.weights, *(layer.forward for layer in self.layers)]
+        found += [layer.measuring.graph for layer in self.layers if layer.measuring]
         found += [self.stored] if self.stored else []
         found += [self.tokenizer] if self.tokenizer else []
         found += [self.loss.own.graph] if self.loss.own else []

@@ -142,6 +142,13 @@ class Region:
         layers = (_common(mine, theirs) for mine, theirs in zip(self.layers, other.layers, strict=True))
         return Region(tuple(layers))
 
+    def __or__(self, other: Region) -> Region:
+        """Put two regions together that have no layer in common."""
+        for index, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
+            if mine and theirs:
+                raise InputError(f"they have layer {index} in common")
+        return Region(tuple(mine or theirs for mine, theirs in zip(self.layers, other.layers)))
+
     def gather(self, vector: Vector, origin: int = 0) -> Vector:
         """Take its elements from a vector that begins at element `origin`; a plain slice is a view, not a copy."""
         if (where := self.plain) is not None:

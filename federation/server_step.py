@@ -81,8 +81,9 @@ def spread(total: Accumulator, region: Region) -> float | None:
     """
     found, weights = [], region.only("weight")
     for layer, (pieces, runs) in enumerate(zip(weights.layers, weights.layer_runs)):
-        if runs and (weight := total.weight(layer)):
-            length, squares = total.length(layer), total.squares(piece.parameter.name for piece in pieces)
+        end = runs[-1].stop if runs else 0  # updates without weights in front of it have statistics alone
+        if runs and (weight := total.weight(layer, end)):
+            length, squares = total.length(layer, end), total.squares(piece.parameter.name for piece in pieces)
             blocks = (slice(block.start, block.stop) for run in runs for block in run.chunks(BLOCK))
             common = sum(float(np.dot(total.sum(at), total.mean(at))) for at in blocks)
             found.append(max(0.0, length * (length * squares - common) / weight))
@@ -91,20 +92,25 @@ def spread(total: Accumulator, region: Region) -> float | None:
 
 def trained_blocks(total: Accumulator, space: ParameterSpace) -> Iterator[tuple[slice, Kind]]:
     """Blocks of every layer that a device trained; none crosses from weights to statistics."""
-    kinds: tuple[Kind, Kind] = ("weight", "statistic")
     for layer in range(len(space.layers)):
-        if total.weight(layer):
-            for kind in kinds:
+        ends: dict[Kind, int | None] = {"weight": _border(space, layer), "statistic": None}
+        for kind, end in ends.items():  # some devices have statistics of a layer and none of its weights
+            if total.weight(layer, end):
                 yield from ((at, kind) for at in _blocks(space, layer, kind))
 
 
 def _blocks(space: ParameterSpace, layer: int, kind: Kind) -> Iterator[slice]:
     """Inside a layer weights come first, statistics last."""
-    where = space.layer(layer)
-    border = where.start + sum(p.size for p in space.layers[layer] if p.kind == "weight")
+    where, border = space.layer(layer), _border(space, layer)
     begin, end = (where.start, border) if kind == "weight" else (border, where.stop)
     for start in range(begin, end, BLOCK):
         yield slice(start, min(start + BLOCK, end))
+
+
+def _border(space: ParameterSpace, layer: int) -> int:
+    """Where the weights of a layer end and its statistics begin."""
+    start: int = space.layer(layer).start
+    return start + sum(p.size for p in space.layers[layer] if p.kind == "weight")
 
 
 def _moved(old: Vector, distance: Doubles, trained: NDArray[np.bool_] | None) -> Vector:

@@ -27,6 +27,7 @@ from federation.manifest import (
     FileRef,
     Layer,
     Manifest,
+    Measuring,
     TensorSpec,
     dumps,
     narrow_name,
@@ -56,6 +57,7 @@ from model_export.source import ModelSource, named_outputs, with_shapes
 from model_export.training import (
     head_graph,
     inference_graph,
+    measuring_graph,
     ort_forward_graph,
     tensor_spec,
     training_graph,
@@ -207,7 +209,8 @@ def _check_loads(manifest: Manifest, directory: Path) -> None:
             training_session(directory / boundary.train.name, RuntimeSettings())
     heads = [boundary.head for boundary in manifest.boundaries if boundary.head]
     for layer in (*manifest.layers, *heads):
-        inference_session(directory / layer.forward.name, RuntimeSettings())
+        for measuring in {False, layer.measuring is not None}:
+            inference_session(directory / layer.graph(measuring).name, RuntimeSettings())
 
 
 def _check_target(out: Path) -> None:
@@ -244,7 +247,8 @@ def _write(
     for index, layer in enumerate(layers):
         name = f"forward.{_file_stem(index, layer.name)}.onnx"
         (directory / name).write_bytes(serialise(inference_graph(graph, layer, where)))
-        described.append(_describe(graph, layer, file_ref(directory, name)))
+        measuring = _write_measuring(graph, layer, where, directory, f"measure.{_file_stem(index, layer.name)}.onnx")
+        described.append(replace(_describe(graph, layer, file_ref(directory, name)), measuring=measuring))
     plain = Manifest(
         version=FORMAT_VERSION,
         name=source.name,
@@ -308,6 +312,16 @@ def _narrow(source: ModelSource, wide: list[LayerGraph], width: float) -> tuple[
     plain = _plain_boundary(graph, layers, Cut(0))
     name = narrow_name(layers[0].name, width)
     return graph, layers, replace(plain, name=name, width=width, narrow=narrow_shapes(layers))
+
+
+def _write_measuring(
+    graph: Graph, layer: LayerGraph, where: Mapping[str, tuple[int, int]], directory: Path, name: str
+) -> Measuring | None:
+    made = measuring_graph(graph, layer, where)
+    if made is None:
+        return None
+    (directory / name).write_bytes(serialise(made[0]))
+    return Measuring(file_ref(directory, name), made[1])
 
 
 def _describe(graph: Graph, layer: LayerGraph, forward: FileRef) -> Layer:

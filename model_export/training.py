@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from federation.manifest import WEIGHTS_NAME, Loss, TensorSpec
+from federation.manifest import ROWS, WEIGHTS_NAME, BatchNorm, Loss, TensorSpec
 from federation.space import Parameter
 from model_export.autodiff.chunked_loss import find_output_product, write_chunked_loss
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
@@ -189,12 +191,61 @@ def inference_graph(graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[
 
     Without places the parameters are held in the graph itself.
     """
+    context, used = _layer_context(graph, layer), [*layer.parameters, *layer.borrowed]
+    results, outputs = {OUTPUT: layer.output}, [_layer_output(graph, layer)]
+    return _frozen_graph(context.emitter, graph, layer.input, results, outputs, used, places)
+
+
+def _layer_context(graph: Graph, layer: LayerGraph) -> Context:
+    """The nodes of a frozen layer, written."""
     context = _frozen_context(graph, layer.input)
     for node in [*_suffix_nodes(graph, [layer]), *pack_nodes(graph, layer.leaving, layer.output)]:
         _write_inference_node(context, node)
-    output = tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])
+    return context
+
+
+def _layer_output(graph: Graph, layer: LayerGraph) -> onnx.ValueInfoProto:
+    return tensor_info(OUTPUT, graph.dtypes[layer.output], graph.shapes[layer.output])
+
+
+def measured_norms(graph: Graph, layer: LayerGraph) -> dict[BatchNorm, str]:
+    """The batch norms of a layer that a device which does not train it can report of, with what enters each.
+
+    One that is used twice has no statistics of a single place, and is left to devices that train it.
+    """
+    uses = Counter(node.input[3] for node in graph.nodes if node.op_type == "BatchNormalization")
+    own, found = {p.name for p in layer.parameters if p.kind == "statistic"}, {}
+    for node in (node for node in layer.nodes if node.op_type == "BatchNormalization"):
+        x, mean, variance = node.input[0], node.input[3], node.input[4]
+        positions = math.prod(size or 0 for size in graph.shapes[x][2:])  # 0: it is not known how many
+        momentum = round(1.0 - float(attribute(node, "momentum", 0.9)), 6)
+        if uses[mean] == 1 and {mean, variance} <= own and positions and momentum > 0:
+            found[BatchNorm(mean, variance, momentum, positions)] = x
+    return found
+
+
+def measuring_graph(
+    graph: Graph, layer: LayerGraph, places: Mapping[str, tuple[int, int]] | None
+) -> tuple[onnx.ModelProto, tuple[BatchNorm, ...]] | None:
+    """One frozen layer that also gives, of every row that enters a batch norm, mean and biased variance per channel.
+
+    None: it has no batch norm.
+    """
+    norms = measured_norms(graph, layer)
+    if not norms:
+        return None
+    context = _layer_context(graph, layer)
+    results, outputs = {OUTPUT: layer.output}, [_layer_output(graph, layer)]
+    for norm, x in norms.items():
+        flat = context.op("Reshape", x, np.array([0, 0, -1], np.int64))
+        mean = context.op("ReduceMean", flat, [2], keepdims=1)
+        centred = context.op("Sub", flat, mean)
+        variance = context.op("ReduceMean", context.op("Mul", centred, centred), [2], keepdims=0)
+        rows = {norm.mean: context.op("Squeeze", mean, [2]), norm.variance: variance}
+        results |= {name + ROWS: value for name, value in rows.items()}
+        outputs += [tensor_info(name + ROWS, np.float32, (None, graph.shapes[x][1])) for name in rows]
     used = [*layer.parameters, *layer.borrowed]
-    return _frozen_graph(context.emitter, graph, layer.input, layer.output, output, used, places)
+    return _frozen_graph(context.emitter, graph, layer.input, results, outputs, used, places), tuple(norms)
 
 
 def head_graph(cut: HeadCut, places: Mapping[str, tuple[int, int]] | None) -> tuple[onnx.ModelProto, list[Parameter]]:
@@ -210,7 +261,7 @@ def head_graph(cut: HeadCut, places: Mapping[str, tuple[int, int]] | None) -> tu
     used = {name for node in nodes for name in inputs_with_subgraphs(node)}
     parameters = [p for layer in cut.layers for p in layer.parameters if p.name in used]
     output = tensor_info(OUTPUT, np.float32, (None, cut.size))
-    return _frozen_graph(context.emitter, graph, source, packed, output, parameters, places), parameters
+    return _frozen_graph(context.emitter, graph, source, {OUTPUT: packed}, [output], parameters, places), parameters
 
 
 def _frozen_context(graph: Graph, source: str, last_steps: int | None = None) -> Context:
@@ -223,17 +274,17 @@ def _frozen_graph(
     emitter: Emitter,
     graph: Graph,
     source: str,
-    result: str,
-    output: onnx.ValueInfoProto,
+    results: Mapping[str, str],
+    outputs: Sequence[onnx.ValueInfoProto],
     parameters: Sequence[Parameter],
     places: Mapping[str, tuple[int, int]] | None,
 ) -> onnx.ModelProto:
     held = {} if places is not None else {p.name: graph.parameters()[p.name] for p in parameters}
     external = [] if places is None else [_external(p, *places[p.name]) for p in parameters]
-    nodes = rename(emitter, {source: INPUT}, {OUTPUT: result})
+    nodes = rename(emitter, {source: INPUT}, results)
     inputs = [tensor_info(INPUT, graph.dtypes[source], graph.shapes[source])]
     constants = {**graph.constants, **emitter.constants, **held}
-    return make_model("forward", nodes, inputs, [output], constants, graph.opset, external, graph.places)
+    return make_model("forward", nodes, inputs, outputs, constants, graph.opset, external, graph.places)
 
 
 def _write_inference_node(context: Context, node: NodeProto) -> None:

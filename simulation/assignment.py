@@ -31,7 +31,7 @@ def may_stack(manifest: Manifest, task: Task) -> bool:
     macs = task.batch * sum(layer.macs for layer in manifest.layers[boundary.layer :])
     # Dropout and short memory are not PyTorch's own: torch_engine.Forward puts others in their place.
     plain = not manifest.uses_seed and boundary.last_steps is None
-    whole = len(covered.graphs) == 1 and task.at_once == task.batch
+    whole = len(covered.graphs) == 1 and task.at_once == task.batch and not covered.measures
     return macs <= MOST_MACS and plain and whole and task.activations == "float32"
 
 
@@ -82,11 +82,13 @@ class Assigner:
 
     def macs(self, seat: SeatTask) -> float:
         """Estimate the multiply-accumulates that a device computes."""
-        layers, start = self.manifest.layers, coverage(self.manifest, seat.task.boundary).boundary
+        covered = coverage(self.manifest, seat.task.boundary)
+        layers, start = self.manifest.layers, covered.boundary
         samples = self.samples[seat.device]
         task = seat.task.for_samples(samples)
         share = start.width**2 if start.width else 1.0
         frozen = forward_macs(self.manifest, start)
         trained = sum(layer.macs for layer in layers) - frozen
         seen = min(task.batch, samples) * task.steps
-        return 3 * seen * share * trained + min(samples, seen) * frozen
+        passed = samples if covered.measures else min(samples, seen)
+        return 3 * seen * share * trained + passed * frozen

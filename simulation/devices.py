@@ -26,7 +26,7 @@ from federation.decode import Resolve, decode, encode
 from federation.device_task import Part
 from federation.engine import RoundEngine
 from federation.errors import NonFiniteLoss
-from federation.exchange import Inherit, trained_region
+from federation.exchange import Inherit, update_regions
 from federation.job import Plan
 from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
@@ -244,7 +244,7 @@ class Devices:
 
     def _handed_on(self, inherit: Inherit) -> tuple[Region, Vector]:
         vectors, _ = load_state(self.folder / HANDED_ON / inherit.task)
-        return trained_region(self.manifest, coverage(self.manifest, inherit.boundary)), vectors[MODEL]
+        return update_regions(self.manifest, coverage(self.manifest, inherit.boundary), ())[MODEL], vectors[MODEL]
 
 
 def _of_one_age(groups: Iterable[list[SeatTask]]) -> Iterator[list[SeatTask]]:

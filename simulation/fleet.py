@@ -173,7 +173,9 @@ class SimulatedFleet:
             taken.add(own)
             tier = tiers[int(order[number])]
             numbers = chosen[part]
-            found.append(SimulatedDevice(own, name, DeviceProfile(tier=tier), numbers, self._held(own, numbers)))
+            found.append(
+                SimulatedDevice(own, name, DeviceProfile(tier=tier, measures=True), numbers, self._held(own, numbers))
+            )
         return found
 
     def _held(self, device: str, numbers: Numbers) -> NDArray[np.bool_]:

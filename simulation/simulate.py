@@ -26,7 +26,7 @@ from federation.accumulate import Accumulator
 from federation.best_version import find_best, reason_to_stop
 from federation.coverage import coverage
 from federation.errors import EmbraceError, InputError
-from federation.exchange import trained_region
+from federation.exchange import measured_region, trained_region
 from federation.job import Plan, plan_from, plan_to
 from federation.layout import MODEL
 from federation.manifest import Manifest
@@ -348,7 +348,8 @@ class Simulation:
         covered = coverage(self.manifest, seat.task.boundary)
         trained = trained_region(self.manifest, covered).size
         frozen = 0 if seat.age else of_layers(self.manifest.space, range(covered.boundary.layer)).size
-        moved = Traffic({"": FLOAT32 * trained}, {"": FLOAT32 * (frozen + trained)})
+        sent = trained + measured_region(self.manifest, covered).size
+        moved = Traffic({"": FLOAT32 * sent}, {"": FLOAT32 * (frozen + trained)})
         tier = self.server.profiles[seat.device].tier
         return self.fleet.table.pace.seconds(self.plan.seed, seat.device, tier, number, self.assigner.macs(seat), moved)
 

@@ -139,7 +139,7 @@ class StackedTrainer:
             return error
         local = outcome.local
         moved = StackedResult(local.x.copy(), local.rates, local.steps, local.update(), local.state())
-        return Outcome(moved.x, moved, outcome.report)  # type: ignore[arg-type]
+        return Outcome(moved.x, moved, outcome.report, outcome.measured)  # type: ignore[arg-type]
 
     def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
         """Return the module for a stack of devices, if it pays and PyTorch can do it."""

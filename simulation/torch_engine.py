@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from edge_runtime.data import TrainingSamples
 from edge_runtime.engine.session import is_out_of_memory
 from edge_runtime.forward import ForwardPlan, Inputs
 from edge_runtime.forward import Report as Progress
+from edge_runtime.frozen_statistics import FrozenStatistics
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.axes.local import runs
 from federation.errors import EmbraceError, OutOfMemory
-from federation.manifest import Boundary, Layer, Manifest
+from federation.manifest import BatchNorm, Boundary, Layer, Manifest
 from federation.metrics import Score, score
 from federation.space import ParameterSpace, Vector
 from model_export.oracle import seeded_dropout, torch_loss
@@ -212,6 +214,7 @@ class TorchEngine:
         self.weights = weights
         self._steps: dict[str, TorchStep] = {}
         self._fronts: dict[tuple[Layer, ...], nn.Module] = {}
+        self._measuring: dict[str, MeasuringModule] = {}
         self._whole: nn.Module | None = None
 
     def open_step(self, boundary: Boundary) -> TorchStep:
@@ -230,13 +233,26 @@ class TorchEngine:
         """Return a module of everything that is frozen at a boundary, with the global weights as they are now."""
         frozen = self.manifest.frozen(boundary)
         if frozen not in self._fronts:
-            parts: list[nn.Module] = []
-            if boundary.layer:
-                parts.append(fold_norms(self._frozen(front_module(self.directory, self.manifest, boundary.layer))))
-            if boundary.head:
-                parts.append(HeadModule(self._frozen(self.trained_part(boundary)), boundary))
-            self._fronts[frozen] = parts[0] if len(parts) == 1 else nn.Sequential(*parts)
+            self._fronts[frozen] = self._with_head(
+                boundary, fold_norms(self._front(boundary)) if boundary.layer else None
+            )
         return self._fronts[frozen]
+
+    def measuring_part(self, boundary: Boundary, statistics: FrozenStatistics) -> nn.Module:
+        """Return the same module for one device, whose statistics get what enters the batch norms."""
+        if boundary.name not in self._measuring:
+            self._measuring[boundary.name] = MeasuringModule(self._front(boundary), statistics)
+        self._measuring[boundary.name].begin(statistics, self.weights)
+        return self._with_head(boundary, self._measuring[boundary.name])
+
+    def _front(self, boundary: Boundary) -> nn.Module:
+        return self._frozen(front_module(self.directory, self.manifest, boundary.layer))
+
+    def _with_head(self, boundary: Boundary, front: nn.Module | None) -> nn.Module:
+        """Return what is frozen: the layers in front, and the boundary's head behind them if it has one."""
+        head = HeadModule(self._frozen(self.trained_part(boundary)), boundary) if boundary.head else None
+        parts = [part for part in (front, head) if part is not None]
+        return parts[0] if len(parts) == 1 else nn.Sequential(*parts)
 
     def _frozen(self, module: nn.Module) -> nn.Module:
         return connect_frozen(module, self.manifest.space, self.weights)
@@ -250,9 +266,17 @@ class TorchEngine:
         return min(max(MOST_ELEMENTS // largest, LEAST_FORWARD), MOST_FORWARD)
 
     def store(
-        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self,
+        boundary: Boundary,
+        inputs: Inputs,
+        count: int,
+        plan: ForwardPlan,
+        watch: Stopwatch,
+        progress: Progress,
+        statistics: FrozenStatistics | None = None,
     ) -> ActivationStore:
-        front, frozen = self.frozen_part(boundary), self.manifest.frozen(boundary)
+        front = self.measuring_part(boundary, statistics) if statistics else self.frozen_part(boundary)
+        frozen = self.manifest.frozen(boundary)
         last = frozen[-1]
         rows = ActivationStore(count, last.output, stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit)
         for start in range(0, count, plan.batch):
@@ -276,6 +300,32 @@ class TorchEngine:
             x, labels = samples.batch(np.arange(start, min(start + batch, len(samples))))
             total += score(self.manifest.loss, infer(self._whole, x), labels)
         return total
+
+
+class MeasuringModule(nn.Module):
+    """The frozen layers of a boundary; statistics get what enters their batch norms."""
+
+    def __init__(self, front: nn.Module, statistics: FrozenStatistics) -> None:
+        super().__init__()
+        self.front = front
+        self._statistics = statistics
+        for norm in (norm for own in statistics.norms.values() for norm in own):
+            part = front.get_submodule(norm.mean.rpartition(".")[0])
+            part.register_forward_pre_hook(partial(self._enter, norm))
+
+    def begin(self, statistics: FrozenStatistics, weights: Vector) -> None:
+        """Measure for another device."""
+        self._statistics = statistics
+        for layer in statistics.norms:
+            statistics.begin(layer, weights.__getitem__)
+
+    def _enter(self, norm: BatchNorm, part: nn.Module, given: tuple[Tensor, ...]) -> None:
+        x = given[0] if given[0].ndim > 2 else given[0].unsqueeze(-1)
+        variances, means = torch.var_mean(x, dim=tuple(range(2, x.ndim)), correction=0)
+        self._statistics.add(norm, means.numpy(), variances.numpy())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return call(self.front, x)
 
 
 def connect_frozen(module: nn.Module, space: ParameterSpace, weights: Vector) -> nn.Module:

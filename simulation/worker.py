@@ -86,7 +86,7 @@ class GlobalSource:
     version: str = ""
     lineage: str = ""  # a simulation is one training
 
-    def fetch(self, layer: int) -> Path:
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         raise AssertionError("the engine has the weights")
 
     def fetch_head(self, boundary: Boundary) -> Path:

@@ -16,6 +16,7 @@ from edge_runtime.engine.choose import EngineName, Step, open_step
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan, Inputs, store_activations
 from edge_runtime.forward import Report as Progress
+from edge_runtime.frozen_statistics import FrozenStatistics
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import Stopwatch
 from federation.manifest import Boundary
@@ -43,9 +44,19 @@ class Engine(Protocol):
         """Open the training step of a boundary."""
 
     def store(
-        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self,
+        boundary: Boundary,
+        inputs: Inputs,
+        count: int,
+        plan: ForwardPlan,
+        watch: Stopwatch,
+        progress: Progress,
+        statistics: FrozenStatistics | None = None,
     ) -> ActivationStore:
-        """Run `count` samples through all that is frozen at a boundary and store what enters the training step."""
+        """Run `count` samples through all that is frozen at a boundary and store what enters the training step.
+
+        `statistics` get what enters batch norms on the way.
+        """
 
 
 class OnnxEngine:
@@ -62,7 +73,16 @@ class OnnxEngine:
         return open_step(self.directory, self.source.manifest, boundary, self.name, self.settings)
 
     def store(
-        self, boundary: Boundary, inputs: Inputs, count: int, plan: ForwardPlan, watch: Stopwatch, progress: Progress
+        self,
+        boundary: Boundary,
+        inputs: Inputs,
+        count: int,
+        plan: ForwardPlan,
+        watch: Stopwatch,
+        progress: Progress,
+        statistics: FrozenStatistics | None = None,
     ) -> ActivationStore:
-        layers = range(boundary.layer)
-        return store_activations(self.source, layers, inputs, count, plan, self.settings, watch, progress, boundary)
+        layers, settings = range(boundary.layer), self.settings
+        return store_activations(
+            self.source, layers, inputs, count, plan, settings, watch, progress, boundary, statistics
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from edge_runtime.engine.step import BoundStep, Wire
+from federation.manifest import ROWS, BatchNorm
 from federation.space import ParameterSpace
 
 
@@ -21,6 +23,14 @@ class LayerForward:
     def __call__(self, batch: NDArray[Any]) -> NDArray[Any]:
         output: NDArray[Any] = self._session.run(["output"], {"input": batch})[0]
         return output
+
+    def measure(
+        self, batch: NDArray[Any], norms: Sequence[BatchNorm]
+    ) -> tuple[NDArray[Any], dict[BatchNorm, tuple[NDArray[Any], NDArray[Any]]]]:
+        """Return its output, and mean and variance of every row that enters a batch norm; the graph must measure."""
+        names = [name + ROWS for norm in norms for name in (norm.mean, norm.variance)]
+        output, *found = self._session.run(["output", *names], {"input": batch})
+        return output, dict(zip(norms, zip(found[::2], found[1::2], strict=True), strict=True))
 
 
 class TrainingStep(BoundStep):

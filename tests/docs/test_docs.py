@@ -100,6 +100,7 @@ def test_the_snippet_trains_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         *(manifest.Manifest, manifest.Source, manifest.Loss, manifest.TensorSpec, manifest.Head, manifest.OwnLoss),
         *(manifest.Layer, Parameter, manifest.Boundary, manifest.FileRef, manifest.Preprocessing),
+        *(manifest.Measuring, manifest.BatchNorm),
     ],
     ids=lambda kind: kind.__name__,
 )

@@ -184,9 +184,9 @@ class RecordingSource(BundleSource):
     def __post_init__(self) -> None:
         super().__init__(self.bundle.directory, self.bundle.manifest)
 
-    def fetch(self, layer: int) -> Path:
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         self.events.append(("fetch", layer))
-        return super().fetch(layer)
+        return super().fetch(layer, measuring=measuring)
 
     def release(self, layer: int) -> None:
         self.events.append(("release", layer))

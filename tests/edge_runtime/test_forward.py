@@ -139,10 +139,10 @@ class MeetingSource(RecordingSource):
 
     meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
 
-    def fetch(self, layer: int) -> Path:
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         if layer:
             self.meeting.wait(timeout=60)
-        return super().fetch(layer)
+        return super().fetch(layer, measuring=measuring)
 
 
 def test_the_next_layer_is_fetched_while_this_one_is_computed(digits, images):
@@ -197,10 +197,10 @@ class FailingSource(RecordingSource):
 
     error: Exception = field(default_factory=lambda: BundleError("gone"))
 
-    def fetch(self, layer: int) -> Path:
+    def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         if layer == 2:
             raise self.error
-        return super().fetch(layer)
+        return super().fetch(layer, measuring=measuring)
 
 
 def test_a_layer_that_cannot_be_fetched_ends_it_and_leaves_nothing(digits, images, tmp_path):
@@ -212,9 +212,9 @@ def test_a_layer_that_cannot_be_fetched_ends_it_and_leaves_nothing(digits, image
 
 def test_a_layer_that_cannot_be_loaded_ends_it_and_leaves_nothing(digits, images, tmp_path):
     class Broken(RecordingSource):
-        def fetch(self, layer: int) -> Path:
+        def fetch(self, layer: int, *, measuring: bool = False) -> Path:
             if layer < 2:
-                return super().fetch(layer)
+                return super().fetch(layer, measuring=measuring)
             (tmp_path / "broken.onnx").write_bytes(b"no graph")
             return tmp_path / "broken.onnx"
 

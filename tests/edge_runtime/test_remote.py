@@ -53,7 +53,7 @@ class Elsewhere:
 def placeholders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are a few bytes here; tests/edge_runtime/test_graph_check.py has real ones."""
     for check in ("check_forward_graph", "check_training_graph"):
-        monkeypatch.setattr(f"edge_runtime.remote.{check}", lambda *_: None)
+        monkeypatch.setattr(f"edge_runtime.remote.{check}", lambda *_, **__: None)
 
 
 @pytest.fixture

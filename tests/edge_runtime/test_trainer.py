@@ -308,10 +308,10 @@ def test_lack_of_memory_is_named_and_gives_everything_back(digits, samples):
     class Starving(RecordingSource):
         error: Exception | None = MemoryError()
 
-        def fetch(self, layer: int):
+        def fetch(self, layer: int, *, measuring: bool = False):
             if self.error and layer == 1:
                 raise self.error
-            return super().fetch(layer)
+            return super().fetch(layer, measuring=measuring)
 
     source = Starving(digits)
     trainer = trainer_of(digits, samples, source)

@@ -123,7 +123,7 @@ def enrol(url: str, enrolment: str, simulated: SimulatedFleet) -> dict[str, str]
     """The devices of a simulated fleet; their tokens by name."""
     client, tokens = DeviceClient(url, enrolment), {}
     for device in simulated.devices:
-        own, tokens[device.name] = client.enrol(device.name, {"tier": device.profile.tier})
+        own, tokens[device.name] = client.enrol(device.name, {"tier": device.profile.tier, "measures": True})
         assert own == device.id
     client.close()
     return tokens

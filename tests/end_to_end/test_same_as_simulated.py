@@ -35,6 +35,12 @@ COMBINATIONS = {
     "output side, FedLAMA, DOMO": job_text(
         "embracing", 6, "[sync]\nrule = 'fedlama'\n[serve]\nrule = 'momentum'\n", steps=3, rules=DOMO
     ),
+    "output side, statistics of frozen layers": job_text(
+        "embracing", 4, "[cover]\nfrozen_statistics = true\n", steps=3
+    ),
+    "statistics of frozen layers, FedLAMA, SCAFFOLD": job_text(
+        "scaffold", 6, "[cover]\nfrozen_statistics = true\n[sync]\nrule = 'fedlama'\n", steps=3
+    ),
     "rotating channels, SCAFFOLD": job_text(
         "scaffold", 7, "[sync]\nrule = 'rotating'\nparts = 3\nby = 'channel'\n", steps=2
     ),

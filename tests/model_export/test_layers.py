@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from federation.manifest import BatchNorm
 from model_export.autodiff.registry import has_rule
 from model_export.capture import capture_torch
 from model_export.errors import ExportError
 from model_export.layers import find_layer, split_layers
 from model_export.normalise import normalise
 from model_export.shapes import sample_input
+from model_export.training import measured_norms
 
 
 def cut(module, shape, dtype="float32", vocabulary=None):
@@ -126,3 +128,27 @@ def test_a_layer_is_found_by_the_module_it_holds():
 def test_a_model_without_weights_has_nothing_to_train():
     with pytest.raises(ExportError, match="nothing to train"):
         cut(nn.Sequential(nn.Flatten(), nn.ReLU()), (2, 2))
+
+
+class Twice(nn.Module):
+    """One batch norm that two layers use, and one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.ModuleList([nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)])
+        self.shared, self.own = nn.BatchNorm2d(2), nn.BatchNorm2d(2, momentum=0.25)
+
+    def forward(self, x):
+        for convolution in self.convolutions:
+            x = torch.relu(self.shared(convolution(x)))
+        return self.own(x).mean((2, 3))
+
+
+def test_a_batch_norm_is_measured_where_it_has_one_place():
+    def sample(batch):
+        return sample_input((2, 4, 3), "float32", None, batch)
+
+    captured = capture_torch(Twice(), torch.from_numpy(sample(2)))
+    graph = normalise(captured.model, captured.trainable, sample, has_rule)
+    found = [norm for layer in split_layers(graph) for norm in measured_norms(graph, layer)]
+    assert found == [BatchNorm("own.running_mean", "own.running_var", 0.25, 12)]

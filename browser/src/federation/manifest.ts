@@ -232,7 +232,7 @@ function fileRef(field: Field): FileRef {
 }
 
 function layerOf(field: Field): Layer {
-  const get = field.table("name input output parameters activations macs dropouts forward borrowed packed".split(" "));
+  const get = field.table("name input output parameters activations macs dropouts forward borrowed packed measuring".split(" "));
   return {
     name: get("name").text(),
     input: tensorSpec(get("input")),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from federation.axes.cover.rule import DeviceProfile, TieredCover
 from federation.capacity import megabytes
-from federation.errors import InputError, OutOfMemory
+from federation.coverage import STATISTICS
+from federation.errors import FieldError, InputError, OutOfMemory
 from federation.manifest import Boundary, Manifest
 
 
@@ -20,10 +21,26 @@ class OutputSide(TieredCover):
     """EmbracingFL: from the boundary nearest to the input that the device can train, to the output.
 
     With devices that can train everything this is FedAvg.
+
+    A weak device runs its data through the layers in front of its boundary. With `frozen_statistics` it also reports
+    the statistics of what enters each batch norm there, which otherwise come from strong devices alone.
     """
 
+    frozen_statistics: bool = False
+
+    def check(self, manifest: Manifest) -> None:
+        front = manifest.layers[: max((b.layer for b in manifest.boundaries if b.narrow is None), default=0)]
+        if not self.frozen_statistics or any(layer.measured for layer in front):
+            return
+        has_some = any(parameter.kind == "statistic" for layer in front for parameter in layer.parameters)
+        why = "no graphs that measure batch norm; export it again" if has_some else "no batch norm that is ever frozen"
+        raise FieldError(("cover", "frozen_statistics"), f"{manifest.name!r} has {why}, or expected false")
+
     def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:
-        return self.choose(manifest, profile, batch, buffers).name
+        boundary = self.choose(manifest, profile, batch, buffers)
+        measures = self.frozen_statistics and profile.measures
+        measured = measures and any(layer.measured for layer in manifest.layers[: boundary.layer])
+        return boundary.name + STATISTICS if measured else boundary.name
 
     def choose(
         self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1

@@ -59,6 +59,10 @@ class DeviceProfile:
         default=(),
         metadata={"description": "What training took in trial steps on this device.", "max_length": MOST_NEEDS},
     )
+    measures: bool = field(
+        default=False,
+        metadata={"description": "Whether it can measure batch-norm statistics of layers that it does not train."},
+    )
 
     def __post_init__(self) -> None:
         if self.memory is not None and not 1 <= self.memory <= MOST_MEMORY:
@@ -134,6 +138,9 @@ class Cover(ABC):
     def by_layer(self) -> bool:
         """Whether devices train whole parameters."""
         return True
+
+    def check(self, manifest: Manifest) -> None:  # noqa: B027 - most rules suit every model
+        """Refuse a model that the rule's choices make no sense for."""
 
     @abstractmethod
     def cover(self, manifest: Manifest, profile: DeviceProfile, batch: int | None = None, buffers: int = 1) -> str:

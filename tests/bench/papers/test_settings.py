@@ -71,7 +71,12 @@ FULL = {
         "ResNet56, s = 10 %": {"model": "resnet56_gn", "partition": {"similarity": 0.1}},
     },
 }
-OURS = {"combinations", "embracing-refresh", "embracing-cohorts"}  # no paper has a setting for these
+OURS = {
+    "combinations",
+    "embracing-refresh",
+    "embracing-statistics",
+    "embracing-cohorts",
+}  # no paper has a setting for these
 
 
 def told(row, setting) -> dict[str, object]:
