@@ -1,6 +1,7 @@
 """MiniLM on film reviews within budgets of memory, beside PyTorch's fine-tuning of the same layers.
 
-    python -m bench.device.minilm --data-dir data --work build/minilm --budgets 64MB,128MB,256MB
+    embrace export minilm --classes negative,positive --out build/minilm
+    python -m bench.device.minilm --data-dir data --bundle build/minilm --work build/imdb --budgets 64MB,128MB,256MB
 
 `embrace train` runs in a process of its own (`--python`: with the interpreter of a device, which has no PyTorch). The
 reviews come as numbers of words: they are joined to texts again, lower case, without punctuation and unknown words.
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,12 @@ from federation.messages import Task
 from model_export.source import reload_source
 
 CLASSES = ("negative", "positive")
-BATCH, AT_ONCE, RATE, DECAY = 8, 1, 3e-4, 0.01
-RULES = ("--rule", f"adamw={DECAY}", "--rate", str(RATE), "--batch", str(BATCH), "--micro-batch", str(AT_ONCE))
+BATCH, AT_ONCE = 8, 1
+DECAY = 0.01  # of adamw
+OPTIMISERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    f"adamw={DECAY}": lambda weights, rate: torch.optim.AdamW(weights, rate, weight_decay=DECAY),
+    "sgd": torch.optim.SGD,
+}
 
 
 def write_reviews(folder: Path, out: Path, count: int) -> None:
@@ -46,14 +52,15 @@ def write_reviews(folder: Path, out: Path, count: int) -> None:
             (out / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def train(python: str, bundle: Path, work: Path, budget: str) -> dict[str, Any]:
+def train(python: str, bundle: Path, work: Path, budget: str, rule: str, rate: float) -> dict[str, Any]:
     """Run `embrace train` within a budget, and look at the memory of its process."""
     out = work / f"trained-{budget}"
     told = ("train", bundle, "--data", work / "train.jsonl", "--test", work / "test.jsonl", "--memory", budget)
+    rules = ("--rule", rule, "--rate", rate, "--batch", BATCH, "--micro-batch", AT_ONCE)
     places = ("--rounds", 1, "--epochs", 1, "--out", out, "--work", work / f"work-{budget}", "--json", "--fresh")
     begun, before = time.perf_counter(), os.times()
     with (work / f"{budget}.json").open("w+") as answer:
-        command = [python, "-m", "embrace", *map(str, (*told, *RULES, *places))]
+        command = [python, "-m", "embrace", *map(str, (*told, *rules, *places))]
         process = subprocess.Popen(command, stdout=answer)
         peak = {"VmHWM": 0, "RssAnon": 0}
         while process.poll() is None:
@@ -74,7 +81,7 @@ def _higher(peak: dict[str, int], process: int) -> dict[str, int]:
         return peak
 
 
-def train_by_pytorch(bundle: Path, work: Path, boundary: str) -> dict[str, Any]:
+def train_by_pytorch(bundle: Path, work: Path, boundary: str, rule: str, rate: float) -> dict[str, Any]:
     """Fine-tune the same layers with PyTorch; return accuracy on the test reviews and seconds."""
     manifest = read_manifest(bundle)
     tokenizer = own_tokenizer(bundle, manifest)
@@ -89,8 +96,8 @@ def train_by_pytorch(bundle: Path, work: Path, boundary: str) -> dict[str, Any]:
         parameter.requires_grad_(name in trained)
     begun = time.process_time()
     chosen = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(chosen, RATE, weight_decay=DECAY)
-    task = Task(boundary=boundary, steps=len(parts[0]) // BATCH, batch=BATCH, rate=RATE, rules=(), seed=0)
+    optimiser = OPTIMISERS[rule](chosen, rate)
+    task = Task(boundary=boundary, steps=len(parts[0]) // BATCH, batch=BATCH, rate=rate, rules=(), seed=0)
     for _, indices in batches(len(parts[0]), BATCH, task):
         rows, labels = parts[0].batch(indices)
         optimiser.zero_grad()
@@ -115,6 +122,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--budgets", default="64MB,128MB,256MB")
     parser.add_argument("--count", type=int, default=1000, help="reviews to train on, and to test on")
+    parser.add_argument("--rule", choices=OPTIMISERS, default=f"adamw={DECAY}")
+    parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the device")
     told = parser.parse_args()
     torch.set_num_threads(1)
@@ -122,9 +131,9 @@ def main() -> None:
     write_reviews(told.data_dir / "imdb", told.work, told.count)
     manifest = read_manifest(told.bundle)
     for budget in told.budgets.split(","):
-        ours = train(told.python, told.bundle, told.work, budget)
+        ours = train(told.python, told.bundle, told.work, budget, told.rule, told.rate)
         boundary = manifest.boundary(ours["boundary"])
-        theirs = train_by_pytorch(told.bundle, told.work, boundary.name)
+        theirs = train_by_pytorch(told.bundle, told.work, boundary.name, told.rule, told.rate)
         row = {
             "budget": budget,
             "boundary": boundary.name,

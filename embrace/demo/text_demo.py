@@ -26,7 +26,7 @@ from federation.manifest import Manifest
 
 MESSAGES = Path(__file__).parent / "text" / "messages.jsonl"
 CLASSES = ("complaint", "praise", "question")
-LENGTH, STEPS, BATCH, AT_ONCE, RATE, MOMENTUM = 32, 8, 8, 2, 0.01, 0.9
+LENGTH, STEPS, BATCH, AT_ONCE, RATE, MOMENTUM = 32, 10, 8, 2, 0.005, 0.9
 HELD_OUT = 3  # every third message of each class
 ALPHA, SEED = 2.0, 4  # of the split
 PATIENCE = 900.0  # seconds: trial steps on a busy machine take their time
