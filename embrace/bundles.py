@@ -20,7 +20,7 @@ from embrace.errors import BundleError, InputError, VerificationError
 from embrace.loss_choice import LossChoice, parse_loss
 from federation.capacity import capacity, forward_macs, predicted_memory, predicted_peak, training_macs
 from federation.inputs import NamedInput
-from federation.manifest import Boundary, Layer, Lora, Manifest, Storage
+from federation.manifest import Boundary, Layer, Lora, Manifest, MemoryPlan, Storage
 from federation.preprocessing import PLAIN, Preprocessing
 from federation.signature import SigningKey
 
@@ -228,6 +228,7 @@ def export(
     split: Sequence[str] = (),
     tiers: Mapping[str, float] | None = None,
     widths: Sequence[float] = (),
+    memory_plan: MemoryPlan = "balanced",
     engines: Sequence[str] = ("portable",),
     classes: Sequence[str] | str | Path | None = None,
     scale: float | None = None,
@@ -262,6 +263,9 @@ def export(
     `loss` is a name; a function of (outputs, labels) that returns a number, one for each sample, or (total, count), or
     `file.py:function`; or of several outputs each one's, {"digit": "cross_entropy", "angle": "mse:0.5"} with weights.
     `labels` is an array with labels of a batch, or one for each name, where a function's labels cannot be told.
+
+    `memory_plan` says how much time training may give for memory: "fast" nothing, "balanced" about 3 %, "small" up to a
+    quarter. Gradients are the same bits in all three.
 
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
     `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.
@@ -303,7 +307,7 @@ def export(
         frozen=frozen,
         tokenizer=tokenizer,
     )
-    choices = Choices(split, tiers, engines, widths)
+    choices = Choices(split, tiers, engines, widths, memory_plan)
     bundle = written_to(out, lambda target: export_bundle(source, target, choices, progress))
     bundle._source = None if isinstance(model, (str, Path)) else source
     if key is not None:

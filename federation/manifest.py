@@ -39,6 +39,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Storage = Literal["float32", "float16", "int8", "int4"]  # of frozen weights
 MOST_RANK = 4096
+MemoryPlan = Literal["fast", "balanced", "small"]  # of training graphs: how much time they give for memory
 # Of `heads` each output has a loss of these, `own` is a function that was traced into graphs.
 LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine", "heads", "own"]
 PLAIN_LOSSES: tuple[LossName, ...] = get_args(LossName)[:-2]
@@ -377,6 +378,8 @@ class Manifest:
     tokenizer: FileRef | None = field(default=None, metadata=ABSENT)  # makes token ids of texts
     # Of a large vocabulary: words of the output that a training graph computes at a time. It then gives no predictions.
     loss_chunk: int | None = field(default=None, metadata=ABSENT)
+    # How much time the training graphs give for memory: what the backward pass makes again instead of keeping it.
+    memory_plan: MemoryPlan | None = field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         if not self.layers:

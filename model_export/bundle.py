@@ -28,6 +28,7 @@ from federation.manifest import (
     Layer,
     Manifest,
     Measuring,
+    MemoryPlan,
     TensorSpec,
     dumps,
     narrow_name,
@@ -53,6 +54,7 @@ from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
 from model_export.own_loss import TracedLoss, trace_loss
+from model_export.recompute import SLOWER, choose_remade, remake
 from model_export.source import ModelSource, named_outputs, with_shapes
 from model_export.training import (
     head_graph,
@@ -82,11 +84,14 @@ class Choices:
     tiers: Mapping[str, float] | None = None  # tier -> capacity
     engines: Sequence[str] = ("portable",)
     widths: Sequence[float] = ()  # shares of the channels that narrow boundaries keep
+    memory_plan: MemoryPlan = "balanced"
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.engines) - set(ENGINES))
         if unknown or not self.engines:
             raise InputError(f"unknown engine {', '.join(unknown)!r}; expected {' or '.join(ENGINES)}")
+        if self.memory_plan not in SLOWER:
+            raise InputError(f"memory plan {self.memory_plan!r}: expected {', '.join(SLOWER)}")
         if self.tiers is not None and not isinstance(self.tiers, Mapping):
             raise InputError(f"tiers: expected a capacity for each tier, as in {{'weak': 0.3}}, got {self.tiers!r}")
         for tier, share in (self.tiers or {}).items():
@@ -271,6 +276,7 @@ def _write(
         stored=frozen,
         tokenizer=_copy_tokenizer(source, directory),
         loss_chunk=product.chunk if product else None,
+        memory_plan=choices.memory_plan,
     )
     cuts, tiers = choose_cuts(plain, graph, layers, choices, source.tiers)
     boundaries: list[Boundary] = []
@@ -416,10 +422,13 @@ def _write_boundary(
         name = f"train.{stem}.onnx"
         cut = head_cut(graph, suffix, boundary)
         write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut, traced=traced)
-        model = write()
+        complete = partial(write, alone=True)
+        plain = write()
+        remade = choose_remade(plain, source.batch, SLOWER[choices.memory_plan], complete)
+        model = remake(plain, remade)
         (directory / name).write_bytes(serialise(model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
-        memory = step_memory(model, graph.stored, partial(write, alone=True))
+        memory = step_memory(model, graph.stored, lambda: remake(complete(), remade))
         boundary = replace(boundary, train=file_ref(directory, name), step_memory=memory, head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")

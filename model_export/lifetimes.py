@@ -43,7 +43,7 @@ _IN_PLACE = frozenset(
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
     """Shape of a value for each of the two batch sizes, and bytes of one element."""
 
     shapes: tuple[Shape, Shape]
@@ -62,16 +62,17 @@ def step_memory(
     Parameters, gradients, momentum and the batch itself are not in it: they are the caller's, outside the graph.
     `complete` makes the same model with its stored constants inside, where it has to be run to know its shapes.
     """
-    sizes = _sizes(model, complete or (lambda: model))
+    sizes = sizes_of(model, complete)
     constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer if t.name not in stored)
     fixed = SESSION_BYTES + NODE_BYTES * len(model.graph.node) + int(CONSTANT_COPIES * constants)
-    return tuple((batch, fixed + int((1 + SCRATCH) * _touched(model, sizes, batch))) for batch in BATCHES)
+    return tuple((batch, fixed + int((1 + SCRATCH) * touched(model, sizes, batch))) for batch in BATCHES)
 
 
-def _sizes(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto]) -> Mapping[str, _Size]:
-    low, high = (_shapes(model, batch, complete) for batch in _SIZED_AT)
+def sizes_of(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto] | None = None) -> Mapping[str, Size]:
+    """Find the shape of every value; `complete` as for `step_memory`."""
+    low, high = (_shapes(model, batch, complete or (lambda: model)) for batch in _SIZED_AT)
     return {
-        name: _Size((shape, high[name][0]), item)
+        name: Size((shape, high[name][0]), item)
         for name, (shape, item) in low.items()
         if name in high and len(high[name][0]) == len(shape)
     }
@@ -107,28 +108,44 @@ def _seen(model: onnx.ModelProto, inputs: Mapping[str, tuple[Shape, int]]) -> di
     return {name: (value.shape, value.itemsize) for name, value in values.items()}
 
 
-def _touched(model: onnx.ModelProto, sizes: Mapping[str, _Size], batch: int) -> int:
+def touched(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> int:
     """Bytes that the arena has touched after two steps: the second finds the blocks of the first."""
     arena = _Arena()
     for _ in range(2):
-        _run(model.graph.node, _outside(model), sizes, batch, arena)
+        _run(model.graph.node, not_in_arena(model), sizes, batch, arena)
     return arena.touched
 
 
-def _outside(model: onnx.ModelProto) -> set[str]:
+def alive_before(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, place: int) -> dict[str, list[str]]:
+    """Find what lies in the arena before node `place` runs: by the value whose memory it is, all that share it."""
+    found: dict[str, list[str]] = {}
+    for name, owner in _run(model.graph.node, not_in_arena(model), sizes, batch, _Arena(), until=place).items():
+        if owner is not None:
+            found.setdefault(owner, []).append(name)
+    return found
+
+
+def not_in_arena(model: onnx.ModelProto) -> set[str]:
     """Values that do not come from the arena: constants, inputs, and outputs that are bound to memory of the device."""
     graph = model.graph
     bound = {value.name for value in graph.output} - {PREDICTIONS}
     return {LOSS, *bound, *(t.name for t in graph.initializer), *(value.name for value in graph.input)}
 
 
-def _run(nodes: Sequence[NodeProto], outside: set[str], sizes: Mapping[str, _Size], batch: int, arena: _Arena) -> None:
-    """Let the values of one step come and go."""
+def _run(
+    nodes: Sequence[NodeProto],
+    outside: set[str],
+    sizes: Mapping[str, Size],
+    batch: int,
+    arena: _Arena,
+    until: int | None = None,
+) -> dict[str, str | None]:
+    """Let the values of a step, or of its first nodes, come and go; return those alive and whose memory they have."""
     last = {name: number for number, node in enumerate(nodes) for name in inputs_with_subgraphs(node)}
     buffer: dict[str, str | None] = {}  # value -> the value whose memory it has; None: memory from outside
     users: dict[str, int] = {}
     blocks: dict[str, int] = {}
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(nodes[:until]):
         outputs = [name for name in node.output if name and name not in outside]
         for name in outputs:
             shared = _shared(node, number, name, buffer, users, last, sizes, batch, outside)
@@ -149,6 +166,7 @@ def _run(nodes: Sequence[NodeProto], outside: set[str], sizes: Mapping[str, _Siz
                         arena.give_back(blocks.pop(owner))
     for block in blocks.values():
         arena.give_back(block)
+    return buffer
 
 
 def _shared(
@@ -158,7 +176,7 @@ def _shared(
     buffer: Mapping[str, str | None],
     users: Mapping[str, int],
     last: Mapping[str, int],
-    sizes: Mapping[str, _Size],
+    sizes: Mapping[str, Size],
     batch: int,
     outside: set[str],
 ) -> str | None:
@@ -175,7 +193,7 @@ def _shared(
     return name
 
 
-def _scratch(node: NodeProto, sizes: Mapping[str, _Size]) -> int:
+def _scratch(node: NodeProto, sizes: Mapping[str, Size]) -> int:
     """Bytes of the matrix into which a convolution spreads one group of one image."""
     if node.op_type not in ("Conv", "ConvTranspose"):
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -13,7 +13,7 @@ from edge_runtime.signing import read_key, sign_bundle
 from embrace.cli import show
 from federation.errors import InputError
 from federation.inputs import NamedInput
-from federation.manifest import MOST_RANK, PLAIN_LOSSES, TRACED_LOSSES
+from federation.manifest import MOST_RANK, PLAIN_LOSSES, TRACED_LOSSES, MemoryPlan
 from federation.preprocessing import Preprocessing
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ def export(
     widths: Annotated[
         str | None, typer.Option(help="Narrow models beside the boundaries, by their share of the channels: 0.45,0.2")
     ] = None,
+    memory_plan: Annotated[
+        str, typer.Option(help="Time that training gives for memory: fast (none), balanced (3 %), small (up to 25 %).")
+    ] = "balanced",
     engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
     classes: Annotated[
         str | None,
@@ -126,6 +129,8 @@ def export(
 
     Example: embrace export mymodel.py:build --input 3,32,32 --classes photos/ --mean 0.5 --std 0.25
 
+    Example: embrace export mobilenetv2 --memory-plan small
+
     Example: embrace export classifier.onnx --new-head 5
 
     Example: embrace export minilm --classes negative,positive
@@ -150,13 +155,21 @@ def export(
     started = time.perf_counter()
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}")
+    if memory_plan not in get_args(MemoryPlan):
+        raise InputError(f"--memory-plan {memory_plan}: expected {', '.join(get_args(MemoryPlan))}")
     key = None if sign is None else read_key(sign)  # a wrong one is answered before PyTorch is loaded
     with show.progress("export") as report:
         from embrace.bundles import Bundle, open_source, parse_lora
         from model_export.bundle import Choices, export_bundle
 
         shape, inputs = _parse_inputs(input_ or [])
-        choices = Choices(show.comma_list(split), _parse_tiers(tiers), show.comma_list(engine), _parse_widths(widths))
+        choices = Choices(
+            show.comma_list(split),
+            _parse_tiers(tiers),
+            show.comma_list(engine),
+            _parse_widths(widths),
+            cast(MemoryPlan, memory_plan),
+        )
         source = open_source(
             model,
             input_shape=shape,
@@ -298,6 +311,7 @@ def summary(bundle: Bundle, seconds: float) -> dict[str, Any]:
         "layers": len(manifest.layers),
         "batch": manifest.batch,
         "loss": manifest.loss.name,
+        "memory_plan": manifest.memory_plan,
         "classes": None if manifest.classes is None else list(manifest.classes),
         "boundaries": [{key: row[key] for key in BOUNDARY_KEYS} for row in bundle.boundaries],
         "tiers": manifest.tiers,

@@ -37,6 +37,8 @@ def inspect(
     screen = show.console()
     screen.print(layers_table(manifest))
     screen.print(boundaries_table(manifest, batch))
+    if manifest.memory_plan is not None:
+        screen.print(f"memory plan: {manifest.memory_plan}", markup=False)
     if manifest.classes is not None:
         screen.print(f"classes: {', '.join(manifest.classes)}", markup=False)
     if manifest.tokenizer is not None:

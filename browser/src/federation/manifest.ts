@@ -68,7 +68,7 @@ export function classifies(loss: Loss): boolean {
 
 const FIELDS =
   "version name source opset loss input labels output vocabulary batch uses_seed layers boundaries tiers weights notes classes " +
-  "preprocessing inputs tokenizer";
+  "preprocessing inputs tokenizer memory_plan";
 
 export class Manifest {
   readonly space: ParameterSpace;

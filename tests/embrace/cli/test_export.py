@@ -303,6 +303,15 @@ def test_narrow_models_beside_the_boundaries(embrace: Embrace, tmp_path: Path) -
     assert verified["passed"] and "conv1@0.2" in {result["boundary"] for result in verified["results"]}
 
 
+def test_a_plan_for_memory(embrace: Embrace, tmp_path: Path) -> None:
+    target = tmp_path / "digits"
+    answer = embrace("export", "digits", "--split", "dense", "--memory-plan", "small", "--out", target, "--json")
+    assert answer.json["memory_plan"] == "small"
+    assert "memory plan: small" in embrace("inspect", target).out
+    answer = embrace("export", "digits", "--memory-plan", "tiny", "--out", tmp_path / "d")
+    assert answer.code == 2 and "--memory-plan tiny: expected fast, balanced, small" in answer.error
+
+
 @pytest.mark.parametrize(
     ("widths", "words"),
     [

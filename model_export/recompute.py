@@ -1,0 +1,265 @@
+"""Make values again in the backward pass instead of keeping them: less memory for some time, the same bits.
+
+The peak of a training graph lies where the forward pass ends and everything is alive that the backward pass will read.
+Of that, gathered tiles, activations, normalised values and, where memory is dear, products can be made a second time
+from values that are kept. Each node that runs again is the same operator on the same values: gradients keep their bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import NodeProto
+
+from federation.manifest import MemoryPlan
+from model_export.graph import attribute, inputs_with_subgraphs
+from model_export.lifetimes import NODE_BYTES, Size, alive_before, not_in_arena, sizes_of, touched
+
+# By how much a step may become slower, by the model of time below.
+SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.03, "small": 0.25}
+
+# Operators that give the same bits whenever they run on the same values.
+FREE = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Squeeze", "Unsqueeze"})
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+REPEATABLE = frozenset(
+    {
+        *("Abs", "Add", "Cast", "Clip", "Div", "Elu", "Erf", "Exp", "HardSigmoid", "HardSwish", "LeakyRelu", "Log"),
+        *("Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Sum", "Tanh"),
+        *("Concat", "Expand", "Gather", "Pad", "Slice", "Transpose", "Where"),
+        *("BatchNormalization", "LayerNormalization", "ReduceMean", "ReduceSum", "Softmax"),
+        *FREE,
+        *PRODUCTS,
+    }
+)
+SMALL = 1 << 14  # bytes that may as well stay
+NEAR = 128  # nodes: about what the backward pass of a block has
+# What a core does in a second, about: bytes moved, multiplications. A ResNet20 step of 120 ms counts as 148.
+MOVED, MULTIPLIED = 25e9, 70e9
+_AGAIN = ".again"
+
+
+@dataclass(frozen=True)
+class Remade:
+    """Values in one piece of memory, and the nodes that make them again, by their first outputs and in order."""
+
+    values: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Something to make again, what that frees, and what it takes."""
+
+    remade: Remade
+    sources: frozenset[str]  # large values that it is made from
+    freed: int
+    seconds: float
+
+
+def choose_remade(
+    model: onnx.ModelProto, batch: int, slower: float, complete: Callable[[], onnx.ModelProto] | None = None
+) -> list[Remade]:
+    """Choose what to make again, so that a step takes at most the share `slower` longer, by a rough model of time.
+
+    What frees most in a second comes first. Late choices may not pay, because what they need then lives longer: of the
+    beginnings of that list the best by the arena counts. `complete` as for `step_memory`.
+    """
+    if not slower:
+        return []
+    search = _Search(model, sizes_of(model, complete), batch)
+    left = slower * search.step_seconds
+    chosen: list[Remade] = []
+    while found := [one for one in search.candidates() if one.seconds <= left]:
+        best = max(found, key=lambda one: (one.freed / one.seconds, one.remade.values))
+        chosen.append(best.remade)
+        search.take(best)
+        left -= best.seconds
+    lengths = sorted({0, *(len(chosen) * part // 8 for part in range(1, 9))})
+    return min((chosen[:length] for length in lengths), key=search.touched)
+
+
+def remake(model: onnx.ModelProto, chosen: Sequence[Remade]) -> onnx.ModelProto:
+    """The same graph, in which the backward pass reads second copies of the chosen values."""
+    writer = _Writer(list(model.graph.node), chosen)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(writer.write())
+    return result
+
+
+def _again(name: str, number: int) -> str:
+    return f"{name}{_AGAIN}{number}"
+
+
+def _turn(nodes: Sequence[NodeProto]) -> int:
+    """The number of the first node of the backward pass."""
+    return next((i for i, node in enumerate(nodes) if node.name.startswith("backward")), len(nodes))
+
+
+class _Writer:
+    """Writes the nodes anew; what is made again comes in front of its first reader."""
+
+    def __init__(self, nodes: Sequence[NodeProto], chosen: Sequence[Remade]) -> None:
+        self._nodes = nodes
+        self._chosen = chosen
+        self._makers = {node.output[0]: node for node in nodes}
+        self._group = {name: number for number, one in enumerate(chosen) for name in one.values}
+        self._done: set[int] = set()
+        self._written: list[NodeProto] = []
+
+    def write(self) -> list[NodeProto]:
+        turn = _turn(self._nodes)
+        self._written = list(self._nodes[:turn])
+        for node in self._nodes[turn:]:
+            self._written.append(self._reading_again(node, {}))
+        return self._written
+
+    def _reading_again(self, node: NodeProto, own: Mapping[str, str]) -> NodeProto:
+        """A node with new names for its inputs: `own`, or those of values that are made again, first of all."""
+        twin = NodeProto()
+        twin.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            if name in own:
+                twin.input[index] = own[name]
+            elif name in self._group:
+                self._make(self._group[name])
+                twin.input[index] = _again(name, self._group[name])
+        return twin
+
+    def _make(self, number: int) -> None:
+        if number in self._done:
+            return
+        self._done.add(number)
+        nodes = [self._makers[name] for name in self._chosen[number].nodes]
+        own = {output: _again(output, number) for node in nodes for output in node.output if output}
+        for node in nodes:
+            twin = self._reading_again(node, own)
+            twin.name = f"backward/{node.name.removeprefix('forward/')}{_AGAIN}{number}"
+            twin.output[:] = [own.get(name, name) for name in node.output]
+            self._written.append(twin)
+
+
+class _Search:
+    """What could be made again, given what was chosen already."""
+
+    def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> None:
+        self._model = model
+        self._batch = batch
+        self._sizes = sizes
+        self._nodes = list(model.graph.node)
+        turn = _turn(self._nodes)
+        self._maker = {name: number for number, node in enumerate(self._nodes) for name in node.output if name}
+        self._given = not_in_arena(model)
+        self._alive = alive_before(model, self._sizes, batch, turn)
+        self._kept = {name for names in self._alive.values() for name in names}
+        self._chosen: set[str] = set()
+        self._fixed = {value.name for value in model.graph.output}
+        self._read: dict[str, int] = {}  # by the backward pass: where first
+        for number, node in enumerate(self._nodes[turn:]):
+            for name in inputs_with_subgraphs(node):
+                self._read.setdefault(name, number)
+            self._fixed |= set(inputs_with_subgraphs(node)) - set(node.input)  # bodies of loops read it by its name
+        self._needed = dict(self._read)  # where first, with what is made again
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self._seconds(number) for number in range(len(self._nodes)))
+
+    def candidates(self) -> list[_Candidate]:
+        found = (self._candidate(owner, names) for owner, names in self._alive.items())
+        return [one for one in found if one is not None]
+
+    def take(self, candidate: _Candidate) -> None:
+        """Count a candidate as chosen; what it is made from is needed as early as it is."""
+        self._chosen |= set(candidate.remade.values)
+        first = min(self._needed[name] for name in candidate.remade.values)
+        for name in candidate.sources:
+            self._needed[name] = min(self._needed.get(name, first), first)
+
+    def touched(self, chosen: Sequence[Remade]) -> int:
+        """Follow every value through the arena."""
+        sizes = dict(self._sizes)
+        for number, one in enumerate(chosen):
+            for name in one.nodes:
+                node = self._nodes[self._maker[name]]
+                sizes |= {_again(output, number): self._sizes[output] for output in node.output if output}
+        nodes = NODE_BYTES * sum(len(one.nodes) for one in chosen)
+        return nodes + touched(remake(self._model, chosen), sizes, self._batch)
+
+    def _candidate(self, owner: str, names: Sequence[str]) -> _Candidate | None:
+        size = self._sizes[owner].at(self._batch)
+        if size <= SMALL or any(name in self._fixed or name in self._chosen or self._is_early(name) for name in names):
+            return None
+        numbers: set[int] = set()
+        sources: set[str] = set()
+        first = min(self._needed[name] for name in names)
+        if not all(self._trace(name, set(names), first, numbers, sources) for name in names):
+            return None
+        seconds = sum(self._seconds(number) for number in numbers)
+        freed = size - NODE_BYTES * len(numbers)
+        remade = Remade(tuple(names), tuple(self._nodes[number].output[0] for number in sorted(numbers)))
+        return _Candidate(remade, frozenset(sources), freed, seconds) if freed > 0 and seconds > 0 else None
+
+    def _is_early(self, name: str, first: int | None = None) -> bool:
+        """Whether a value, made again, would have to be there long before the backward pass itself reads it."""
+        needed = self._needed[name] if first is None else min(first, self._needed[name])
+        return self._read.get(name, len(self._nodes)) - needed > NEAR
+
+    def _trace(self, name: str, wanted: set[str], first: int, numbers: set[int], sources: set[str]) -> bool:
+        """Collect the nodes that make a value, back to what is there; whether all of them can run again."""
+        number = self._maker[name]
+        node = self._nodes[number]
+        if number in numbers:
+            return True
+        if node.op_type not in REPEATABLE:
+            return False
+        numbers.add(number)
+        for source in filter(None, node.input):
+            if source in self._given:
+                continue
+            if source in self._chosen:
+                if self._is_early(source, first):
+                    return False
+                sources.add(source)
+            elif source not in wanted and source in self._kept and not _overwrites(node, source):
+                sources.add(source)
+            elif source not in wanted and self._is_small(source) and not _overwrites(node, source):
+                continue
+            elif not self._trace(source, wanted, first, numbers, sources):
+                return False
+        return True
+
+    def _is_small(self, name: str) -> bool:
+        return self._sizes[name].at(self._batch) <= SMALL
+
+    def _seconds(self, number: int) -> float:
+        """Estimate the time of a node."""
+        node = self._nodes[number]
+        if node.op_type in FREE:
+            return 0.0
+        outputs = [self._sizes[name] for name in node.output if name]
+        inputs = [self._sizes[name] for name in inputs_with_subgraphs(node) if name in self._sizes]
+        moved = sum(size.at(self._batch) for size in (*outputs, *inputs)) / MOVED
+        return moved + _products(node, outputs[0], inputs, self._batch) / MULTIPLIED
+
+
+def _overwrites(node: NodeProto, name: str) -> bool:
+    """Whether the runtime writes results over an input, which therefore has to be made again too."""
+    trains = node.op_type == "BatchNormalization" and bool(attribute(node, "training_mode", 0))
+    return trains and name in node.input[3:]
+
+
+def _products(node: NodeProto, output: Size, inputs: Sequence[Size], batch: int) -> float:
+    """Count the multiplications of a node."""
+    if node.op_type not in PRODUCTS:
+        return 0
+    left, right, result = (size.at(batch) / size.item for size in (inputs[0], inputs[1], output))
+    if node.op_type == "Gemm":
+        return math.sqrt(left * right * result)  # of rows * inner * columns each number twice
+    if node.op_type == "MatMul":
+        return result * inputs[0].shapes[0][-1]
+    return (result if node.op_type == "Conv" else left) * right / inputs[1].shapes[0][0]
