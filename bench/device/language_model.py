@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.data.prng import shuffled
+from edge_runtime.machine import describe_device, load_average
 from edge_runtime.trainer import _EPOCHS
 from embrace.client import Client
 from embrace.demo.processes import COORDINATOR, HEAVY, Processes, served_at
@@ -77,7 +78,8 @@ def manual(count: int) -> NDArray[np.int64]:
     topics: dict[str, str] = pydoc_data.topics.topics
     ids = Tokenizer.from_str(tokenizer_json(GgufFile(smollm2_file()))).encode("\n\n".join(topics.values())).ids
     rows = np.array(ids[: len(ids) // LENGTH * LENGTH], np.int64).reshape(-1, LENGTH)
-    return rows[np.linspace(0, len(rows) - 1, count).astype(int)]
+    chosen: NDArray[np.int64] = rows[np.linspace(0, len(rows) - 1, count).astype(int)]
+    return chosen
 
 
 def export(bundle: Path) -> None:
@@ -216,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.work.mkdir(parents=True, exist_ok=True)
     bundle, x = given.work / "bundle", manual(given.samples)
     export(bundle)
-    report: dict[str, Any] = {"load": os.getloadavg()}
+    report: dict[str, Any] = {"device": describe_device(), "load": load_average()}
     if given.steps:
         report["embrace"] = train(given.work, bundle, x, given.steps, given.memory, given.boundary)
         torch.set_num_threads(1)
