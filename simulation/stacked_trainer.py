@@ -38,7 +38,7 @@ from simulation.assignment import LEAST_STACKED, may_stack
 from simulation.fused_step import FusedStep
 from simulation.shared_samples import SharedSamples
 from simulation.stacked_step import StackedStep, prepare_stack
-from simulation.torch_engine import TorchEngine, aligned, infer
+from simulation.torch_engine import TorchEngine, aligned
 
 TRIED = 2  # devices, and samples of each, that a stack is tried with
 NO_RULE = ".*batching rule"  # PyTorch's warning: it takes the devices of a stack one after the other
@@ -170,7 +170,7 @@ class StackedTrainer:
 
     def entered(self, boundary: Boundary, inputs: NDArray[Any]) -> NDArray[Any]:
         """Compute what enters the boundary's layer."""
-        return infer(self.engine.frozen_part(boundary), inputs) if self.manifest.frozen(boundary) else inputs
+        return self.engine.entering(boundary, inputs) if self.manifest.frozen(boundary) else inputs
 
 
 class _Stack:

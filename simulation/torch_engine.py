@@ -34,6 +34,7 @@ from federation.space import ParameterSpace, Vector
 from model_export.oracle import seeded_dropout, torch_loss
 from model_export.plain_operators import plain_operators
 from model_export.short_memory import HeadLayout, HeadModule, short_memory
+from simulation.frozen_graph import FrozenGraph, suits_graph
 from simulation.pool import ALIGNMENT
 from simulation.torch_model import back_module, build_module, fold_norms, front_module, tensors_of
 
@@ -215,6 +216,7 @@ class TorchEngine:
         self._steps: dict[str, TorchStep] = {}
         self._fronts: dict[tuple[Layer, ...], nn.Module] = {}
         self._measuring: dict[str, MeasuringModule] = {}
+        self._graphs: dict[tuple[Layer, ...], FrozenGraph | None] = {}
         self._whole: nn.Module | None = None
 
     def open_step(self, boundary: Boundary) -> TorchStep:
@@ -228,6 +230,18 @@ class TorchEngine:
         if boundary.layer == 0:
             return build_module(self.manifest, boundary.width).train()
         return back_module(self.directory, self.manifest, boundary.layer)
+
+    def entering(self, boundary: Boundary, batch: NDArray[Any]) -> NDArray[Any]:
+        """Run what is frozen at a boundary, with the global weights as they are now."""
+        graph = None if boundary.head else self._graph(self.manifest.frozen(boundary))
+        return graph(batch) if graph else infer(self.frozen_part(boundary), batch)
+
+    def _graph(self, layers: tuple[Layer, ...]) -> FrozenGraph | None:
+        if layers not in self._graphs:
+            suits = suits_graph(self.directory, layers)
+            made = FrozenGraph(self.directory, self.manifest.space, layers, self.weights) if suits else None
+            self._graphs[layers] = made
+        return self._graphs[layers]
 
     def frozen_part(self, boundary: Boundary) -> nn.Module:
         """Return a module of everything that is frozen at a boundary, with the global weights as they are now."""
@@ -275,7 +289,7 @@ class TorchEngine:
         progress: Progress,
         statistics: FrozenStatistics | None = None,
     ) -> ActivationStore:
-        front = self.measuring_part(boundary, statistics) if statistics else self.frozen_part(boundary)
+        measuring = self.measuring_part(boundary, statistics) if statistics else None
         frozen = self.manifest.frozen(boundary)
         last = frozen[-1]
         rows = ActivationStore(count, last.output, stored_as=plan.stored_as, folder=plan.folder, limit=plan.store_limit)
@@ -285,21 +299,26 @@ class TorchEngine:
             with watch.part("activation_io"):
                 x = inputs(start, stop)
             with watch.part(FORWARD + last.name):
-                value = infer(front, x)
+                value = infer(measuring, x) if measuring else self.entering(boundary, x)
             with watch.part("activation_io"):
                 rows.write(start, value)
         return rows
 
     def score(self, samples: TrainingSamples, batch: int = EVALUATION_BATCH) -> Score:
         """Score the global weights."""
-        if self._whole is None:
-            whole = connect_frozen(build_module(self.manifest), self.manifest.space, self.weights)
-            self._whole = fold_norms(whole)
         total = Score()
         for start in range(0, len(samples), batch):
             x, labels = samples.batch(np.arange(start, min(start + batch, len(samples))))
-            total += score(self.manifest.loss, infer(self._whole, x), labels)
+            total += score(self.manifest.loss, self._predicted(x), labels)
         return total
+
+    def _predicted(self, batch: NDArray[Any]) -> NDArray[Any]:
+        if graph := self._graph(self.manifest.layers):
+            return graph(batch)
+        if self._whole is None:
+            whole = connect_frozen(build_module(self.manifest), self.manifest.space, self.weights)
+            self._whole = fold_norms(whole)
+        return infer(self._whole, batch)
 
 
 class MeasuringModule(nn.Module):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from federation.errors import BundleError, InputError, OutOfMemory
 
@@ -50,9 +51,17 @@ def is_untouched() -> bool:
     return not _PROCESS.has_run_graphs
 
 
-def inference_session(graph: Path, settings: RuntimeSettings) -> ort.InferenceSession:
-    """Open a frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file."""
+def inference_session(
+    graph: Path | bytes, settings: RuntimeSettings, weights: Mapping[str, NDArray[np.float32]] | None = None
+) -> ort.InferenceSession:
+    """Open a frozen layer. `fast` packs its weights for the processor; `low_memory` leaves them in the mapped file.
+
+    `weights` are those that lie outside of the graph, by name, instead of the ones in the file beside it.
+    """
     options = _options(settings)
+    if weights:
+        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers(list(weights), values)
     disabled: list[str] = []
     if settings.profile == "low_memory":
         disabled = ["ConstantFolding"]  # makes copies of weights: five times their size for an LSTM
