@@ -43,6 +43,7 @@ BITS = 62  # one bit less than int64 has: room for the roundings of 2^62 updates
 MOST_PARTS = 62  # of a layer: a bit for each
 STEP = 1 << 13  # elements at a time: what is computed in between stays in the cache
 SMALLEST, LARGEST = 2.0**-64, 2.0**64  # of a declared bound: far from where doubles end
+SQUARE_BITS, LARGEST_SQUARE = 200, 2.0**700  # sums of squares are multiples of 2^-200
 
 # A double of this size has a unit of one in its last place: adding it rounds to the nearest integer, ties to even,
 # exactly as rint does, and leaves that integer in the low bits. Half the time of rint and a conversion.
@@ -95,7 +96,7 @@ class Accumulator:
         self._ends = [space.layer(index).stop for index in range(len(space.layers))]
         self._sums: Sums = np.zeros(space.size, np.int64)
         self._masses: list[dict[Part, Mass]] = [{} for _ in self._ends]
-        self._squares = {parameter.name: Fraction(0) for parameter in space if parameter.kind == "weight"}
+        self._squares = {parameter.name: 0 for parameter in space if parameter.kind == "weight"}
         self._doubles: Doubles = np.empty(STEP)
         self._integers: Sums = np.empty(STEP, np.int64)
         self._whole = True
@@ -129,8 +130,9 @@ class Accumulator:
             raise InputError(f"a length must be a number from 1, got {length}")
         if not 0 <= largest <= self.max_value:
             raise InputError(f"values up to {largest:.6g}; this round was declared with max_value {self.max_value:.6g}")
-        if not (squares.keys() <= self._squares.keys() and all(0 <= square < math.inf for square in squares.values())):
-            raise InputError("expected sums of squares of weights by name, finite and not negative")
+        good = all(0 <= square <= LARGEST_SQUARE for square in squares.values())
+        if not (good and squares.keys() <= self._squares.keys()):
+            raise InputError("expected sums of squares of weights by name, from 0 to 2^700")
         exact = Fraction(float(weight))
         mass = Mass(1, exact, exact * Fraction(float(length)))
         trained = [index for index, part in enumerate(region.layer_runs) if part]
@@ -141,7 +143,7 @@ class Accumulator:
             own, part = self._masses[index], region.layer_runs[index]
             own[part] = own.get(part, Mass()) + mass
         for name, square in squares.items():
-            self._squares[name] += exact * Fraction(square)
+            self._squares[name] += int(math.ldexp(weight * square, SQUARE_BITS))
         self._whole = True
 
     def merge(self, other: Accumulator) -> None:
@@ -175,7 +177,7 @@ class Accumulator:
 
     def squares(self, weights: Iterable[str]) -> float:
         """Return the sum of w·|x|² over some weights, rounded once from the exact sum."""
-        return float(sum(self._squares[name] for name in weights))
+        return math.ldexp(float(sum(self._squares[name] for name in weights)), -SQUARE_BITS)
 
     def trained(self, at: slice) -> NDArray[np.bool_] | None:
         """Tell which elements of a slice of one layer were in an update; None: all of them."""
@@ -211,7 +213,7 @@ class Accumulator:
             "max_value": self.max_value,
             "max_weight": self.max_weight,
             "masses": [[_encoded(part, mass) for part, mass in own.items()] for own in self._masses],
-            "squares": {name: str(square) for name, square in self._squares.items()},
+            "squares": dict(self._squares),
         }
         return header, self._sums
 
@@ -222,7 +224,7 @@ class Accumulator:
         if sums.shape != made._sums.shape or len(header["masses"]) != len(made._ends):
             raise InputError("the sums are those of another model")
         made._sums[:] = sums
-        made._squares = {name: Fraction(square) for name, square in header["squares"].items()}
+        made._squares = {name: int(square) for name, square in header["squares"].items()}
         for own, parts in zip(made._masses, header["masses"]):
             for runs, count, weight, lengths in parts:
                 own[tuple(Span(*run) for run in runs)] = Mass(count, Fraction(weight), Fraction(lengths))

@@ -92,7 +92,7 @@ def units_region(sync: Sync, space: ParameterSpace, units: Sequence[int]) -> Reg
     """Some units together: all of them, one, or several that have no parameter in common."""
     regions = sync.units(space)
     if len(units) == len(regions):
-        return whole(space)
+        return regions[0] if len(regions) == 1 else whole(space)
     found: dict[str, Piece] = {}
     for piece in (piece for unit in units for layer in regions[unit].layers for piece in layer):
         if found.setdefault(piece.parameter.name, piece) is not piece:

@@ -87,7 +87,7 @@ class Piece:
     def tensor(self) -> Parameter:
         """As a tensor of its own, for the wire."""
         shape = self.parameter.shape
-        if not shape:
+        if self.size == self.parameter.size:
             return self.parameter
         rows = (self.end - self.first,)
         if self.columns == _columns(shape):
@@ -96,7 +96,7 @@ class Piece:
 
     def __and__(self, other: Piece) -> Piece:
         first, end = max(self.first, other.first), min(self.end, other.end)
-        return replace(self, first=first, end=max(first, end), columns=min(self.columns, other.columns))
+        return Piece(self.parameter, self.start, first, max(first, end), min(self.columns, other.columns))
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,13 @@ class FrozenGraph:
     """Computes what the last of some layers gives. The session is opened anew when their weights have changed."""
 
     def __init__(self, directory: Path, space: ParameterSpace, layers: Sequence[Layer], weights: Vector) -> None:
-        """`weights` are the model's, read where they lie."""
+        """`layers` are the first ones; `weights` are the model's, read where they lie."""
         joined = join_layers(directory, layers)
-        names = [tensor.name for tensor in joined.graph.initializer if tensor.data_location == tensor.EXTERNAL]
         self._graph = joined.SerializeToString()
-        self._views = {name: value for name, value in space.views(weights).items() if name in names}
-        self._used: dict[str, NDArray[np.float32]] = {}
+        self._names = [tensor.name for tensor in joined.graph.initializer if tensor.data_location == tensor.EXTERNAL]
+        self._space = space
+        self._weights = weights[: space.layer(len(layers) - 1).stop]
+        self._used: Vector = np.empty(0, np.float32)
         self._session: ort.InferenceSession | None = None
 
     def __call__(self, batch: NDArray[Any]) -> NDArray[Any]:
@@ -45,10 +46,12 @@ class FrozenGraph:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _open(self) -> ort.InferenceSession:
-        changed = any(not np.array_equal(value, self._used.get(name)) for name, value in self._views.items())
-        if self._session is None or changed:
-            self._used = {name: np.array(value) for name, value in self._views.items()}
-            self._session = inference_session(self._graph, RuntimeSettings(threads=1), self._used)
+        if self._session is None or not np.array_equal(self._used, self._weights):
+            self._used = np.array(self._weights)
+            views = self._space.views(self._used)
+            self._session = inference_session(
+                self._graph, RuntimeSettings(threads=1), {name: views[name] for name in self._names}
+            )
         return self._session
 
 
