@@ -173,7 +173,8 @@ def _lookup(draw: st.DrawFn, values: Values, weights: list[Tensor]) -> Step:
     if any(getattr(weight, "padded", padding) != padding for weight in weights[k : k + 1]):
         padding = weights[k].padded
     weights[k].padded = padding
-    return lambda v, w: F.embedding((v[i].flatten(1)[:, :3] > 0).long(), w[k], padding)
+    highest = min(1, len(weights[k]) - 1)  # a weight of one row has the number 0 only
+    return lambda v, w: F.embedding((v[i].flatten(1)[:, :3] > 0).long() * highest, w[k], padding)
 
 
 def _normalise(draw: st.DrawFn, values: Values, weights: list[Tensor]) -> Step:
