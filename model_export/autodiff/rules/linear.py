@@ -44,11 +44,6 @@ def gemm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
 def einsum(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     """The gradient of an operand is the sum of products of the result's gradient and the other operands."""
     letters, result = _spelled(context, node)
-    if any(len(set(term)) < len(term) for term in [*letters, result]):
-        raise ExportError(
-            f"node {node.name!r} (module {module_of(node)!r}): Einsum {attribute(node, 'equation')!r} with a diagonal "
-            "has no gradient here"
-        )
     return [_of_operand(context, node, letters, result, i, str(upstream[0])) for i in range(len(letters))]
 
 
@@ -79,16 +74,29 @@ def _spelled(context: Context, node: NodeProto) -> tuple[list[str], str]:
 def _of_operand(context: Context, node: NodeProto, letters: list[str], result: str, index: int, dy: str) -> str | None:
     if not context.wants(node, index):
         return None
-    mine, name = letters[index], node.input[index]
+    name = node.input[index]
+    mine, diagonals = _without_diagonals(letters, index, context.shape(name))
     others = [i for i in range(len(letters)) if i != index]
-    known = set(result).union(*(letters[i] for i in others))
+    known = set(result).union(*(letters[i] for i in others), *diagonals)
     kept = "".join(letter for letter in mine if letter in known)
-    equation = ",".join([result, *(letters[i] for i in others)]) + "->" + kept
-    value = context.op("Einsum", dy, *(node.input[i] for i in others), equation=equation)
+    equation = ",".join([result, *(letters[i] for i in others), *diagonals]) + "->" + kept
+    value = context.op("Einsum", dy, *(node.input[i] for i in others), *diagonals.values(), equation=equation)
     if kept == mine:
         return value
     summed = [axis for axis, letter in enumerate(mine) if letter not in known]  # each of its elements counted alike
     return context.op("Expand", context.op("Unsqueeze", value, summed), context.runtime_shape(name))
+
+
+def _without_diagonals(letters: list[str], index: int, shape: Shape) -> tuple[str, dict[str, np.ndarray]]:
+    """(letters of an operand, all of them different; matrices that are 1 where two of them were the same)."""
+    free = iter(letter for letter in string.ascii_letters if letter not in "".join(letters))
+    mine, diagonals = "", {}
+    for letter, size in zip(letters[index], shape, strict=True):
+        own = next(free) if letter in mine else letter
+        if own != letter:
+            diagonals[letter + own] = np.eye(size or 1, dtype=np.float32)
+        mine += own
+    return mine, diagonals
 
 
 @rule("MatMul")
