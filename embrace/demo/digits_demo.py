@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_runtime.bundle_files import read_manifest
 from edge_runtime.data import from_arrays
 from edge_runtime.trainer import Received, Trainer
-from embrace.demo.fleet import QUORUM, DemoAgent, DemoJob, Lookout, Show, check_packages, device_result, run_fleet
+from embrace.demo.fleet import DemoAgent, DemoJob, Lookout, Show, check_packages, device_result, job_file, run_fleet
 from embrace.demo.results import DemoOutcome
 from federation.axes.local import Momentum
 from federation.errors import NonFiniteLoss
@@ -27,28 +27,12 @@ ALPHA, SEED = 0.5, 2  # of the split
 HELD_OUT = 5  # every fifth image of each digit
 
 
-JOB = f"""\
-bundle = "digits"
-name = "demo"
-num_rounds = {{rounds}}
-
-[participate]
-quorum = {QUORUM}  # of four devices: a round goes on without those that are late ...
-grace = 2.0  # ... by the measure of the others, and by so many seconds at least
-
-[cover]
-rule = "output_side"  # EmbracingFL: a device trains as many layers as it can, counted from the output
-
-[local]
+LOCAL = f"""\
 steps = {STEPS}
 batch = {BATCH}
 rate = "{RATE}"
-rules = [{{{{ rule = "momentum", factor = {MOMENTUM} }}}}]
-
-[weigh]
-by = "samples"
+rules = [{{ rule = "momentum", factor = {MOMENTUM} }}]
 """
-
 FLEET = (
     DemoAgent("strong", "128MB", "strong"),
     DemoAgent("moderate", "96MB", "moderate"),
@@ -90,7 +74,7 @@ def run_digits(directory: Path, rounds: int, show: Show = lambda view: None) -> 
     files = [directory / f"{member.name}.npz" for member in FLEET]
     for file, (x, y) in zip(files, shares):
         np.savez(file, x=x, y=y)
-    job = DemoJob(bundle, FLEET, files, samples, JOB.format(rounds=rounds))
+    job = DemoJob(bundle, FLEET, files, samples, job_file("digits", rounds, LOCAL))
     look, fleet = run_fleet(directory, job, rounds, show)
     look.tell("train each device alone, for comparison")
     devices = [

@@ -89,6 +89,27 @@ def workspace(keep: Path | None) -> Iterator[Path]:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
+def job_file(bundle: str, rounds: int, local: str) -> str:
+    """Write the job of a fleet; `local` is what a device does in a round."""
+    return f"""\
+bundle = "{bundle}"
+name = "demo"
+num_rounds = {rounds}
+
+[participate]
+quorum = {QUORUM}  # of four devices: a round goes on without those that are late ...
+grace = 2.0  # ... by the measure of the others, and by so many seconds at least
+
+[cover]
+rule = "output_side"  # EmbracingFL: a device trains as many layers as it can, counted from the output
+
+[local]
+{local}
+[weigh]
+by = "samples"
+"""
+
+
 def check_packages() -> None:
     """Refuse to start without what the coordinator needs."""
     for package in NEEDED:

@@ -19,7 +19,7 @@ import numpy as np
 
 from edge_runtime.bundle_files import own_tokenizer, read_manifest
 from edge_runtime.data import Samples, load_samples
-from embrace.demo.fleet import QUORUM, DemoAgent, DemoJob, Lookout, Show, check_packages, device_result, run_fleet
+from embrace.demo.fleet import DemoAgent, DemoJob, Lookout, Show, check_packages, device_result, job_file, run_fleet
 from embrace.demo.results import Answer, DemoOutcome, View
 from federation.errors import InputError, MissingPackage
 from federation.manifest import Manifest
@@ -37,27 +37,12 @@ FLEET = (
     DemoAgent("weak-1", "96MB"),
     DemoAgent("weak-2", "96MB"),
 )
-JOB = f"""\
-bundle = "minilm"
-name = "demo"
-num_rounds = {{rounds}}
-
-[participate]
-quorum = {QUORUM}  # of four devices: a round goes on without those that are late ...
-grace = 2.0  # ... by the measure of the others, and by so many seconds at least
-
-[cover]
-rule = "output_side"  # a device trains as many layers as its memory holds, counted from the output
-
-[local]
+LOCAL = f"""\
 steps = {STEPS}
 batch = {BATCH}
 micro_batch = {AT_ONCE}  # messages that go through at once: less memory, the same gradient
 rate = "{RATE}"
-rules = [{{{{ rule = "momentum", factor = {MOMENTUM} }}}}]
-
-[weigh]
-by = "samples"
+rules = [{{ rule = "momentum", factor = {MOMENTUM} }}]
 """
 Message = dict[str, str]  # text and label
 Classify = Callable[[Sequence[str]], list[Answer]]
@@ -102,7 +87,7 @@ def run_text(directory: Path, rounds: int, show: Show = lambda view: None) -> tu
     shares, rest = deal_messages()
     files = [_write(directory / f"{member.name}.jsonl", share) for member, share in zip(FLEET, shares)]
     held_out = _open(_write(directory / "held_out.jsonl", rest), bundle, manifest)
-    job = DemoJob(bundle, FLEET, files, held_out, JOB.format(rounds=rounds), PATIENCE)
+    job = DemoJob(bundle, FLEET, files, held_out, job_file("minilm", rounds, LOCAL), PATIENCE)
     look, fleet = run_fleet(directory, job, rounds, show)
     devices = [
         device_result(member, fleet, [sum(row["label"] == label for row in share) for label in CLASSES], None)
