@@ -172,12 +172,12 @@ HEADLINES = (
     ),
     Headline(
         "FedAvg, two-sided rates",
-        "n times the workers take an n-th of the rounds (to 80 %: n = 1 / 10 / 100)",
+        "n workers get as far in T/n rounds as one in T, with the rates of each T (% at the end: n = 1 / 2 / 5 / 10)",
         "theory",
         "fedavg-speedup",
-        tuple((f"n = {n}", "rounds to 80 %") for n in (1, 10, 100)),
-        ("10 workers", "100 workers"),
-        "0.3",
+        _final("n = 1 for T rounds", *(f"n = {n} for T/n rounds" for n in (2, 5, 10))),
+        ("2 workers get as far", "5 workers get as far", "10 workers get as far"),
+        "0.5",
     ),
     Headline(
         "Partial averaging",
