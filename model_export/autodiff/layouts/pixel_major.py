@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from onnx import NodeProto
@@ -18,9 +19,9 @@ from model_export.autodiff.layouts.tiles import (
     row_of_pixel,
     tap_pixels,
     tile_weight_gradient,
+    tiled_product,
     transform_kernel,
     turned,
-    untile,
     weight_plan,
 )
 from model_export.autodiff.registry import Gradients, lowering, rule
@@ -116,9 +117,11 @@ def conv_forward(context: Context, node: NodeProto) -> None:
         product = context.op("MatMul", taken, weight)
     else:
         plan = forward_plan(size, out, taps, int(attribute(node, "strides")[0]), _pads(node))
-        tiles = make_tiles(context, node.input[0], plan, channels)
-        kernel = transform_kernel(context, node.input[1], plan, features, channels)
-        product = untile(context, context.op("MatMul", tiles, turned(context, kernel, plan)), plan, features)
+
+        def write_kernel() -> str:
+            return turned(context, transform_kernel(context, node.input[1], plan, features, channels), plan)
+
+        product = tiled_product(context, node.input[0], write_kernel, plan, channels, features)
     _add_bias(context, node, product)
 
 
@@ -169,9 +172,8 @@ def _input_gradient(
     size, out = _size(node, "size"), _size(node, "out")
     if taps > 1:
         plan = gradient_plan(size, out, taps, stride, _pads(node))
-        tiles = make_tiles(context, dy, plan, features)
-        product = context.op("MatMul", tiles, transform_kernel(context, weight, plan, features, channels))
-        return untile(context, product, plan, channels)
+        write_kernel = partial(transform_kernel, context, weight, plan, features, channels)
+        return tiled_product(context, dy, write_kernel, plan, features, channels)
     product = context.op("MatMul", dy, _matrix(context, weight, channels))
     met = _strided_rows(size, out, stride)
     source = np.full(size[0] * size[1], len(met), np.int64)

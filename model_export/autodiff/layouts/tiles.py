@@ -7,6 +7,7 @@ and is one batched matrix product over the positions of the transformed tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +19,8 @@ from model_export.autodiff.layouts.winograd import Bilinear, correlation, stride
 from model_export.graph import attribute
 
 Size = tuple[int, int]
+
+MOST_TILES, USUAL_BATCH = 6 << 20, 32  # bytes of transformed tiles that are there at once, at that batch
 
 
 def pixel_order(size: Size) -> np.ndarray:
@@ -93,10 +96,18 @@ class TilePlan:
         regular = self.edge == 4 and not (self.target[0] % 4 or self.target[1] % 4)
         return np.array([0, 2, 1, 3]) if regular else np.arange(self.edge)
 
+    @property
+    def down(self) -> int:
+        """Tiles, or pairs of them, from the top to the bottom."""
+        return -(-self.target[0] // self.edge) // self.split
+
+    @property
+    def across(self) -> int:
+        return -(-self.target[1] // self.edge) // self.split
+
     def _grid(self, inner: int, step: int, offset: Size, size: Size, places: np.ndarray) -> np.ndarray:
         """Pixel numbers of all tiles as [inner, split, inner, split, tiles, tiles]; outside pixels are -1."""
-        down, across = (-(-n // self.edge) // self.split for n in self.target)
-        i, p, j, q, a, b = np.ogrid[:inner, : self.split, :inner, : self.split, :down, :across]
+        i, p, j, q, a, b = np.ogrid[:inner, : self.split, :inner, : self.split, : self.down, : self.across]
         h = (a * self.split + p) * step + places[i] + offset[0]
         w = (b * self.split + q) * step + places[j] + offset[1]
         inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
@@ -191,10 +202,25 @@ def transform_kernel(context: Context, weight: str, plan: TilePlan, features: in
     return context.op("Reshape", transformed, np.array([*leading, features, channels], np.int64))
 
 
-def untile(context: Context, product: str, plan: TilePlan, channels: int) -> str:
-    """[*positions, tiles * N, K] -> [pixels, N, K]."""
-    rows = transform(context, plan.inverse, product, plan.split)
-    image = context.op("Reshape", rows, np.array([len(plan.produced), -1, channels], np.int64))
+def tiled_product(
+    context: Context, x: str, write_kernel: Callable[[], str], plan: TilePlan, channels: int, features: int
+) -> str:
+    """[pixels, N, C] -> [pixels, N, K]; `write_kernel` gives the transformed kernel [*positions, C, K].
+
+    The tiles of a large image would take up to nine times its memory: some rows of them follow the others.
+    """
+    gathered = plan.gathered().reshape(-1, plan.down, plan.across)
+    size = len(plan.bilinear.tile) ** 2 * len(plan.produced) // plan.edge**2 * max(channels, features)
+    parts = min(plan.down, -(-4 * USUAL_BATCH * size // MOST_TILES))
+    images = []
+    for part in np.array_split(gathered, parts, axis=1):
+        taken = pick(context, x, part.reshape(-1), plan.source[0] * plan.source[1])
+        tiles = _as_tiles(context, transform(context, plan.bilinear.tile, taken, plan.split), plan, channels)
+        rows = transform(context, plan.inverse, context.op("MatMul", tiles, write_kernel()), plan.split)
+        shape = [(plan.edge * plan.split) ** 2, part.shape[1] * plan.across, -1]
+        images.append(rows if parts == 1 else context.op("Reshape", rows, np.array(shape, np.int64)))
+    whole = images[0] if parts == 1 else context.op("Concat", *images, axis=1)
+    image = context.op("Reshape", whole, np.array([len(plan.produced), -1, features], np.int64))
     place = np.argsort(plan.produced, kind="stable")[(plan.produced < 0).sum() :]  # raw row of each pixel
     return pick(context, image, place[pixel_order(plan.target)], len(plan.produced))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from federation.manifest import Loss
+from model_export.autodiff.layouts import tiles
 from tests.model_export.autodiff.drawing import examples
 from tests.model_export.autodiff.harness import operator
 from tests.model_export.autodiff.module_harness import check_module
@@ -249,3 +250,15 @@ def test_a_convolution_used_twice_in_a_layout() -> None:
             return self.norm(self.conv(torch.tanh(self.conv(x)))) + self.conv(x)
 
     check_module(Model(), torch.randn(2, 3, 6, 6))
+
+
+@pytest.mark.parametrize(("size", "taps", "stride"), [(8, 3, 1), (16, 3, 2), (11, 5, 1), (12, 3, 1)])
+def test_large_images_go_through_some_rows_of_tiles_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, size: int, taps: int, stride: int
+) -> None:
+    monkeypatch.setattr(tiles, "MOST_TILES", 1 << 14)
+    torch.manual_seed(0)
+    body = nn.Conv2d(4, 6, taps, stride, taps // 2)
+    exported = check_module(nn.Sequential(nn.Conv2d(3, 4, 1), body, Picture()), torch.randn(2, 3, size, size))
+    joined = [node for node in exported.train.graph.node if node.op_type == "Concat"]
+    assert [len(node.input) > 1 for node in joined] == [True, True], "one for the output, one for the input's gradient"
