@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator import standings
+from coordinator.arrivals import Arrivals, job_of
 from coordinator.benchmarks import Benchmarks
 from coordinator.best_versions import BestVersions
 from coordinator.credentials import new_id
 from coordinator.deletion import Deletion
-from coordinator.errors import NotAllowed, NotFound, Refused, Superseded
+from coordinator.errors import NotAllowed, NotFound, Refused
 from coordinator.evaluation import EvaluationLimits, Evaluations
 from coordinator.folding import FoldWorker
 from coordinator.jobs import (
@@ -29,6 +31,7 @@ from coordinator.jobs import (
     FoldUpdate,
     ForgetJob,
     KeepBest,
+    LookAfter,
     MissedOffer,
     NotifyDevices,
     OpenJob,
@@ -41,11 +44,13 @@ from coordinator.jobs import (
     needed_updates,
     restore_job,
 )
+from coordinator.news import News
 from coordinator.notifier import Notifier
 from coordinator.overview import Overview
-from coordinator.presence import Presence
+from coordinator.presence import PRESENCE, OwnPresence, Presence, SharedPresence
 from coordinator.reports import Reports
 from coordinator.served_versions import ServedVersions
+from coordinator.sharing import Sharing
 from coordinator.store.blobs import Blobs
 from coordinator.store.bodies import Bodies
 from coordinator.store.bundles import Bundles
@@ -60,36 +65,11 @@ from federation.errors import EmbraceError, InputError
 from federation.job import Plan, plan_from, plan_to
 from federation.messages import TaskOffer, encode_task
 from federation.round_sums import Reached
-from federation.wire import CheckedUpdate, UpdateDecoder
 
 log = logging.getLogger("embrace.coordinator")
 MOST_REFUSED = 3  # bodies of a task that are no update, after which its seat is free
-PRESENCE = 60.0  # seconds after which a device that was not heard of counts as gone
-
-
-@dataclass(frozen=True)
-class Receiving:
-    """Where an update goes while it arrives, and what it has to be."""
-
-    task: str
-    path: Path
-    decoder: UpdateDecoder
-    most: int  # bytes that it can have
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """An update that is whole and sound, before it is recorded."""
-
-    device: str
-    receiving: Receiving
-    checked: CheckedUpdate
-    sha256: str
-    report: dict[str, Any]  # the device's own words
-
-    @property
-    def body(self) -> tuple[Path, str, str]:
-        return self.receiving.path, self.receiving.task, self.sha256
+CLEANS = 60.0  # seconds after which a process looks again which of its copies others have deleted
+OUTAGE = 5.0  # seconds without a process at work, after which this is held against no device
 
 
 class Coordinator:
@@ -110,10 +90,11 @@ class Coordinator:
         self.clock = clock
         self.notifier = Notifier()  # notifies when there may be something to do for devices that had nothing
         self.watchers = Notifier()  # notifies when there may be news for clients that watch
-        self.presence = Presence()
+        self.presence: Presence = SharedPresence(repository) if repository.is_shared else OwnPresence(repository)
         self.shut_out: set[str] = set()  # devices that were revoked since the process started
         self.leaving = False
         self._ticked = clock()
+        self._cleaned = clock()
         self._reached = reached
         self._blobs = blobs
         self._bodies = Bodies(blobs)
@@ -121,18 +102,28 @@ class Coordinator:
         self._bundles = Bundles(blobs)
         self._jobs: dict[str, OpenJob] = {}
         self._units = Units(repository, clock, self._handle, self.watchers.notify)
-        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached)
+        self._sharing: Sharing | None = None  # with other processes
+        if repository.is_shared:
+            self._sharing = Sharing(self._units, self._jobs, self._engine_of, self._heard, self._forgotten)
+            self._units.shared = self._sharing
+        self.tell_registry: Callable[[News], None] = lambda news: None
+        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached, self._keeps)
         self._data = EvaluationData(blobs, None if folder is None else Path(folder))
         self._best = BestVersions(repository, self._versions)
         self._evaluations = Evaluations(
             self._units, self._bundles, self._best, self._versions, self._data, limits, self._end_early
         )
         self._deletion = Deletion(self._units, blobs, self._data, self._bundles, reached)
+        arrivals = Arrivals(self._units, self._bodies, self._jobs, self.presence, reached, self._refresh)
         reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
         self.benchmarks = Benchmarks(self._units, self._bundles)
         self.overview = Overview(repository, reports, self._versions, self._bundles, self._data)
         # What these parts do, the API finds here.
+        self._held = arrivals.held
+        self.receive = arrivals.receive
+        self.receive_at_once = arrivals.receive_at_once
+        self.accept_all = arrivals.accept_all
         self.jobs = reports.jobs
         self.job = reports.job
         self.job_state = reports.job_state
@@ -168,6 +159,9 @@ class Coordinator:
         """Take up what was going on when the process ended, and go on."""
         self._folding.start()
         self._deletion.finish_all()
+        if self._sharing is not None:
+            self._join(self._sharing)
+            return
         needed: list[UpdateRecord] = []
         with self._units.begin() as work:
             outage = work.now - min(work.now, self.repository.last_sign_of_life(work.session) or work.now)
@@ -178,8 +172,9 @@ class Coordinator:
                     log.error("job %s cannot be continued: %s", record.id, error)
                     message = f"it cannot be continued: {error}"
                     self.repository.change_job(work.session, record.id, state="failed", message=message)
-            self._evaluations.resume(work.session)  # before anything is committed that would be scored anyway
             records = self.repository.jobs(work.session)
+            for record in records:  # before anything is committed that would be scored anyway
+                self._evaluations.resume(work.session, record)
             best = {record.id: self._best.of(work.session, record) for record in records}
             work.outbox += [KeepBest(job, found.version if found else None) for job, found in best.items()]
         self._bodies.keep_only(needed)
@@ -189,8 +184,7 @@ class Coordinator:
 
     def _restore(self, work: UnitOfWork, record: JobRecord, outage: float) -> list[UpdateRecord]:
         """Open a job as it was and have every body of its round folded again; return the updates that it needs."""
-        engine = RoundEngine(plan_from(record.plan), self._bundles.manifest(record.bundle))
-        job = restore_job(self.repository, work.session, record, engine)
+        job = restore_job(self.repository, work.session, record, self._engine_of(record))
         round = job.state.round
         needed = needed_updates(self.repository, work.session, job)
         work.outbox.append(AdmitJob(job))
@@ -200,6 +194,9 @@ class Coordinator:
         elif record.state != "paused":  # no device could be answered while the process was down
             work.advance(job, rounds.Resumed(outage))
         return needed
+
+    def _engine_of(self, record: JobRecord) -> RoundEngine:
+        return RoundEngine(plan_from(record.plan), self._bundles.manifest(record.bundle))
 
     def release(self) -> None:
         """Answer every device that waits for a task: the process is about to end. Updates still arrive."""
@@ -212,22 +209,21 @@ class Coordinator:
         self.release()
         self._folding.stop()
         self._evaluations.close()
+        if self._sharing is not None:
+            self._sharing.stop()
         self._blobs.close()
         self.repository.close()
 
     def tick(self) -> None:
-        """Let time pass: leases run out, deadlines come, what could not be written is tried again.
-
-        Fails only if another coordinator has taken over.
-        """
-        with suppress(SQLAlchemyError):  # the database is away
-            self.repository.check_epoch()
+        """Let time pass: leases run out, deadlines come, what could not be written is tried again."""
+        if self._sharing is not None:
+            self._keep_jobs(self._sharing)
         self._folding.retry()
         before, self._ticked = self._ticked, self.clock()
         ends = (known.benched_until for job in list(self._jobs.values()) for known in job.state.standings.values())
         if any(until is not None and before < until <= self._ticked for until in ends):
             self.notifier.notify()
-        for job in list(self._jobs.values()):
+        for job in [job for job in list(self._jobs.values()) if self._keeps(job.id)]:
             try:
                 self._pass_time(job, self.clock())
             except Exception:
@@ -237,7 +233,7 @@ class Coordinator:
         with self._units.lock:
             paused_at = job.state.paused_at
             if job.state.round.is_due(now if paused_at is None else paused_at):
-                with self._units.begin(now) as work:
+                with self._units.begin(job.id, now=now) as work:
                     work.advance(job, rounds.Tick())
 
     def _handle(self, effect: Effect) -> None:
@@ -245,9 +241,15 @@ class Coordinator:
         match effect:
             case AdmitJob(job):
                 self._jobs[job.id] = job
+                if self._sharing is not None:
+                    self._sharing.keep(job.id)
             case ForgetJob(job):
                 self._jobs.pop(job.id, None)
-            case FoldUpdate() | FinishRound() | DeleteBodies():
+            case FoldUpdate(job) | FinishRound(job) if self._keeps(job.id):
+                self._folding.put(effect)
+            case FoldUpdate(_, update):
+                self._bodies.drop(update)
+            case DeleteBodies():
                 self._folding.put(effect)
             case EvaluateVersion(job, version):
                 self._evaluations.request(job.id, job.bundle, version, job.engine.plan.evaluate)
@@ -261,6 +263,75 @@ class Coordinator:
                 self.notifier.notify()
             case ReachPoint(name):
                 self._reached(name)
+
+    # --- other processes on the same database ------------------------------------------------------------------------
+
+    def _join(self, sharing: Sharing) -> None:
+        """Begin to answer requests beside the processes that may be at work, and look after jobs without a keeper."""
+        with self._units.begin() as work:
+            signs = (self.repository.is_alive(work.session, work.now), self.repository.last_sign_of_life(work.session))
+            outage = work.now - min(work.now, max((at for at in signs if at is not None), default=work.now))
+            for job, why in sharing.broken.items():
+                message = f"it cannot be continued: {why}"
+                self.repository.change_job(work.session, job, state="failed", message=message)
+                self.repository.change_shared_job(work.session, job, open=False)
+            for open_job in self._jobs.values() if outage >= OUTAGE else ():
+                if open_job.state.paused_at is None and open_job.state.round.state != "closing":
+                    work.advance(open_job, rounds.Resumed(outage))
+        sharing.start()
+        self._keep_jobs(sharing)
+
+    def _keep_jobs(self, sharing: Sharing) -> None:
+        """Go on with the jobs that no process looks after, and remove what is left of those that are over."""
+        try:
+            new, over = sharing.find_jobs_to_keep()
+            for job in new:
+                self._take_up(sharing, job)
+            for job in over:
+                self._bodies.forget(job, before=sys.maxsize)
+                with self._units.begin(job) as work:
+                    self.repository.delete_shared_job(work.session, job)
+            if self._ticked - self._cleaned >= CLEANS:
+                self._cleaned = self._ticked
+                self._blobs.drop_deleted()
+        except (SQLAlchemyError, OSError) as error:  # the database or the blobs are away
+            log.warning("jobs without a keeper could not be taken: %s", error)
+
+    def _take_up(self, sharing: Sharing, id: str) -> None:
+        """Go on with a job where its last keeper ended."""
+        sharing.refresh(id)
+        with self.repository.reading() as session:
+            record = self.repository.job(session, id)
+            if record is not None:
+                self._evaluations.resume(session, record)
+                best = self._best.of(session, record)
+                self._versions.forget_best(id, besides=best.version if best else None)
+                self._versions.forget(id, before=record.version - 1)
+        if (job := self._jobs.get(id)) is not None:
+            self._folding.put(LookAfter(job))
+
+    def _keeps(self, job: str) -> bool:
+        """Return whether this process looks after a job."""
+        return self._sharing is None or self._sharing.keeps(job)
+
+    def _refresh(self, job: str) -> None:
+        if self._sharing is not None:
+            self._sharing.refresh(job)
+
+    def _heard(self, news: News) -> None:
+        """Do what follows something that another process has recorded."""
+        self.shut_out.update(news.shut_out)
+        self.tell_registry(news)
+        for job in [job for id, job in list(self._jobs.items()) if news.lost or id in news.jobs]:
+            if self._keeps(job.id):
+                self._folding.put(LookAfter(job))
+        if news.devices or news.lost:
+            self.notifier.notify()
+        self.watchers.notify()
+
+    def _forgotten(self, job: OpenJob) -> None:
+        """Let go of the sums of a job that another process has ended."""
+        self._folding.put(DeleteBodies(job, ()))
 
     # --- the administrator -------------------------------------------------------------------------------------------
 
@@ -390,7 +461,7 @@ class Coordinator:
         with self._units.begin() as work:
             # A fleet that waits does not write all the time.
             shut_out = self.repository.see(work.session, devices, work.now, every=PRESENCE / 8)
-            self.presence.came(devices, work.now)
+            self.presence.came(work.session, devices, work.now)
             for job in self._jobs.values():
                 with _alone(job):
                     self._draw_cohort(work, job, devices)
@@ -405,8 +476,7 @@ class Coordinator:
         state = work.state(job)
         if state.paused_at is not None or state.round.state != "selecting":
             return
-        present = self.repository.present(work.session, work.now - PRESENCE)
-        here = set(self.presence.among(present, work.now))
+        here = set(self.presence.here(work.session, work.now))
         resting = here & state.benched(work.now)
         self._note_fitness(work, job, here.intersection(came) - resting)
         unfit = work.state(job).unfit.keys()
@@ -452,7 +522,7 @@ class Coordinator:
         granted = next((effect.seat for effect in effects if isinstance(effect, cohort.GrantLease)), None)
         if granted is None:
             return None
-        self.presence.took(device)
+        self.presence.took(work.session, device)
         task = f"{job.id}-{state.round.number}-{granted.number}-{len(granted.holders)}"
         return TaskOffer(task, job.id, job.bundle, state.version, granted.until, encode_task(work.task(job, granted)))
 
@@ -482,9 +552,9 @@ class Coordinator:
 
     def fail_task(self, device: str, task: str, reason: str, message: str) -> None:
         """Free the seat of a device that gives up."""
-        with self._units.begin() as work:
+        with self._units.begin(job_of(task)) as work:
             job, seat, attempt = self._held(device, task)
-            self.presence.came([device], work.now)
+            self.presence.came(work.session, [device], work.now)
             if not self._return(work, job, seat, cohort.TaskReturned(device, seat.number, attempt)):
                 return
             if reason != standings.REFUSED or not work.state(job).refused.get(task):  # else it was counted then
@@ -501,7 +571,7 @@ class Coordinator:
 
         The first is counted and told, and the one that ends the lease is told: more bodies make no more events.
         """
-        with suppress(NotFound, Refused), self._units.begin() as work:
+        with suppress(NotFound, Refused), self._units.begin(job_of(task)) as work:
             job, seat, attempt = self._held(device, task)
             if not seat.is_at_work(device, attempt):
                 return
@@ -518,28 +588,38 @@ class Coordinator:
     def heartbeats(self, beats: Sequence[tuple[str, str]]) -> list[float | Exception]:
         """Renew the leases of devices at work, (device, task) each; return the seconds until each runs out.
 
-        A renewal is not recorded: after a restart every lease begins anew.
+        A renewal is recorded only where other processes have to see it: after a restart every lease begins anew.
         """
         answers: list[float | Exception] = []
-        with self._units.lock:
+        with ExitStack() as stack:
+            stack.enter_context(self._units.lock)
             now = self.clock()  # once: what is due by then has to happen in a unit of work
+            work = None
+            if self._sharing is not None:
+                work = stack.enter_context(self._units.begin(*{job_of(task) for _, task in beats}, now=now))
+                work.is_quiet = True
             for device, task in beats:
                 try:
-                    answers.append(self._renew(device, task, now))
+                    answers.append(self._renew(work, device, task, now))
                 except EmbraceError as error:
                     answers.append(error)
         return answers
 
-    def _renew(self, device: str, task: str, now: float) -> float:
+    def _renew(self, work: UnitOfWork | None, device: str, task: str, now: float) -> float:
         job, seat, attempt = self._held(device, task)
-        self._pass_time(job, now)
-        now = now if job.state.paused_at is None else job.state.paused_at
-        round, effects = rounds.advance(job.state.round, cohort.LeaseRenewed(device, seat.number, attempt), now)
+        renewed = cohort.LeaseRenewed(device, seat.number, attempt)
+        if work is not None:
+            effects = work.advance(job, renewed)
+        else:
+            self._pass_time(job, now)
+            now = now if job.state.paused_at is None else job.state.paused_at
+            round, effects = rounds.advance(job.state.round, renewed, now)
         for effect in effects:
             if isinstance(effect, cohort.RefuseLease):
                 raise Refused(f"task {task} is no longer this device's: {effect.reason}", effect.reason)
-        job.state = replace(job.state, round=round)
-        return round.lease
+        if work is None:
+            job.state = replace(job.state, round=round)
+        return job.state.round.lease
 
     def lease_of(self, job: str) -> float | None:
         """Find the seconds for which a device may be silent at a task of a job."""
@@ -549,138 +629,12 @@ class Coordinator:
     def inherited(self, device: str, task: str) -> Path:
         """Find the body that the holder of a task goes on with."""
         with self._units.lock, self.repository.reading() as session:
+            self._refresh(job_of(task))
             job, seat, _ = self._held(device, task)
             found = find_inherited(self.repository, session, job, seat.number)
         if found is None:
             raise NotFound(f"task {task!r} inherits nothing")
         return self._bodies.file(found[0])
-
-    # --- devices: updates --------------------------------------------------------------------------------------------
-
-    def receive(self, device: str, task: str) -> Receiving:
-        """Prepare for an update: only the device that holds the task may send it."""
-        with self._units.lock:
-            with self.repository.reading() as session:
-                known = self.repository.update(session, task)
-            if known is not None and known.device == device:  # its round may be over since
-                raise Refused("this update has arrived already", "duplicate")
-            job, seat, _ = self._held(device, task)
-            return self._receiving(task, job, job.state, seat)
-
-    def receive_at_once(self, device: str, task: str) -> Receiving | None:
-        """Do the same without lock and database, if the task is plainly under way; `accept_all` decides what counts."""
-        if task.partition("-")[0] not in self._jobs:
-            return None
-        try:
-            job, seat, attempt = self._held(device, task)
-        except (NotFound, Refused):
-            return None
-        state = job.state  # without the lock the round may have closed since: then the long way says so
-        if (
-            not seat.is_at_work(device, attempt)
-            or not seat.number < len(state.round.slots)
-            or state.round.slots[seat.number] is not seat
-        ):
-            return None
-        return self._receiving(task, job, state, seat)
-
-    def _receiving(self, task: str, job: OpenJob, state: OpenJobState, seat: cohort.Seat) -> Receiving:
-        decoder, most = job.engine.decoder(seat.member.boundary, state.round.number, state.facts)
-        return Receiving(task, self._bodies.arriving(task), decoder, most)
-
-    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Exception | None]:
-        """Record several updates: they share a transaction, and the wait until their bodies are on the disk."""
-        answers: list[Exception | None] = []
-        try:
-            answers += self._bodies.commit_all([arrival.body for arrival in arrivals])
-            for _ in arrivals:
-                self._reached("after-spool")
-            with self._units.begin() as work:
-                self.presence.came([arrival.device for arrival in arrivals], work.now)
-                answers = [answer or self._record(work, arrival) for answer, arrival in zip(answers, arrivals)]
-        except Superseded:  # the same body may have gone to the other coordinator since
-            raise
-        except BaseException:
-            self._discard(arrivals)
-            raise
-        self._discard([arrival for arrival, answer in zip(arrivals, answers) if answer is not None])
-        return answers
-
-    def _record(self, work: UnitOfWork, arrival: Arrival) -> Exception | None:
-        """Record an update; return None, or why it does not count."""
-        task = arrival.receiving.task
-        try:
-            job, seat, attempt = self._held(arrival.device, task)
-            samples = _samples(arrival.report, job.engine.plan.bounds.max_samples)
-        except EmbraceError as error:
-            return error
-        number = job.state.round.number
-        effects = work.advance(job, cohort.UpdateArrived(arrival.device, seat.number, attempt))
-        for effect in effects:
-            if isinstance(effect, cohort.AcceptUpdate):
-                work.succeeded(job, effect.seat)
-            if isinstance(effect, cohort.RejectUpdate):
-                return Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
-            if isinstance(effect, cohort.AlreadyAccepted):  # twice at once
-                return Refused("this update has arrived already", "duplicate")
-        update = UpdateRecord(
-            task=task,
-            job=job.id,
-            round=number,
-            slot=seat.number,
-            device=arrival.device,
-            sha256=arrival.sha256,
-            bytes=arrival.checked.size,
-            samples=samples,
-            weight=job.engine.weight(samples),
-            report=arrival.report,
-            arrived_at=work.now,
-        )
-        work.add_update(update)
-        # In front: if this is the last of a round, it is folded before the round is closed.
-        work.outbox[:0] = [ReachPoint("after-record"), FoldUpdate(job, update, arrival.checked)]
-        return None
-
-    def _discard(self, arrivals: Sequence[Arrival]) -> None:
-        """Remove bodies that are part of no round."""
-        for arrival in arrivals:
-            arrival.receiving.path.unlink(missing_ok=True)
-            with self._units.lock:
-                if not self._counts(arrival.receiving.task, arrival.sha256):
-                    self._bodies.delete(arrival.receiving.task, arrival.sha256)
-
-    def _counts(self, task: str, sha256: str) -> bool:
-        """Whether a body is part of a round that is open, or of the one before that it goes on from."""
-        job = self._jobs.get(task.partition("-")[0])
-        with self.repository.reading() as session:
-            update = self.repository.update(session, task)
-        if update is None or update.sha256 != sha256 or job is None:
-            return False
-        number = job.state.round.number
-        return update.round == number or (update.round == number - 1 and job.engine.inherits(number))
-
-    def _held(self, device: str, task: str) -> tuple[OpenJob, cohort.Seat, int]:
-        """Find the job, the seat and the attempt of a task, if it ever was this device's."""
-        id, _, rest = task.partition("-")
-        try:
-            number, slot, attempt = map(int, rest.split("-"))
-        except ValueError:
-            raise NotFound(f"there is no task {task!r}") from None
-        if task != f"{id}-{number}-{slot}-{attempt}":  # one task has one name
-            raise NotFound(f"there is no task {task!r}")
-        job = self._jobs.get(id)
-        if job is None:
-            with self.repository.reading() as session:
-                state = self.repository.job_state(session, id)
-            if state is not None:
-                raise Refused(f"job {id} is {state}", "round_closed")
-            raise NotFound(f"there is no task {task!r}")
-        round = job.state.round
-        if number != round.number:
-            raise Refused(f"round {number} is over; the job is in round {round.number}", "round_closed")
-        if not 0 <= slot < len(round.slots) or device not in round.slots[slot].holders:
-            raise NotFound(f"there is no task {task!r}")  # another device's tasks are not this one's to know
-        return job, round.slots[slot], attempt
 
 
 @contextmanager
@@ -692,10 +646,3 @@ def _alone(job: OpenJob) -> Iterator[None]:
         raise
     except Exception:
         log.exception("job %s: no task could be offered", job.id)
-
-
-def _samples(report: dict[str, Any], most: int) -> int:
-    samples = report.get("samples")
-    if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= most:
-        raise InputError(f"report.samples: expected a number from 1 to {most}, got {samples!r}")
-    return samples

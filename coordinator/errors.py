@@ -30,12 +30,9 @@ class NotAllowed(EmbraceError):
 
 
 class Superseded(EmbraceError):
-    """Another coordinator has taken over; this one may not write any more."""
+    """Another process that shares the database has done this already."""
 
     status: ClassVar[int] = 503
-
-    def __init__(self) -> None:
-        super().__init__("another coordinator has taken over the database; this one ends")
 
 
 class StoreAway(OSError):

@@ -8,10 +8,12 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.best_versions import BestVersions
@@ -19,7 +21,7 @@ from coordinator.jobs import UnitOfWork, Units
 from coordinator.scoring import Evaluation, score
 from coordinator.store.bundles import Bundles
 from coordinator.store.evaluation_data import EvaluationData
-from coordinator.store.schema import DELETING
+from coordinator.store.schema import DELETING, JobRecord
 from coordinator.store.versions import Versions
 from federation.capacity import FLOAT_BYTES
 from federation.decode import decode
@@ -49,6 +51,11 @@ class EvaluationLimits:
     evaluation_bytes: int = 2 << 30  # of uploaded samples
     evaluation_memory: int = 0  # bytes of the process that scores; 0: by the size of model and data
     evaluation_seconds: float = 3600.0
+
+
+def is_scored_after(wanted: Evaluate, version: int) -> bool:
+    """Whether a job wants a version scored."""
+    return wanted.data is not None and version % wanted.every == 0
 
 
 class Evaluations:
@@ -81,33 +88,49 @@ class Evaluations:
 
     def request(self, job: str, bundle: str, version: int, wanted: Evaluate) -> None:
         """Have a version scored, if the job wants that. Its weights are kept until then."""
-        if wanted.data is None or version % wanted.every:
+        if not is_scored_after(wanted, version):
             return
         try:
             self._versions.keep_for_scoring(job, version)
         except OSError:  # it is tried again after a restart, if the version is still there then
             log.exception("job %s: version %s cannot be scored", job, version)
+            self._settle(job, version)
             return
         self.put(Wanted(job, version, bundle, wanted))
 
-    def resume(self, session: Session) -> None:
-        """Request what should have been scored when the process ended, and was not."""
-        for job in self._repository.jobs(session):
-            wanted = decode(Evaluate, job.plan.get("evaluate", {}), "evaluate", defaults=True)
-            for version in self._versions.numbers(job.id) if wanted.data is not None else ():
-                if self._repository.is_scored(session, job.id, version):
-                    self._versions.release_scored(job.id, version)
-                elif 1 <= version <= job.version:  # what lies beyond was never committed
-                    self.request(job.id, job.bundle, version, wanted)
+    def resume(self, session: Session, job: JobRecord) -> None:
+        """Request what should have been scored of a job when its process ended, and was not."""
+        with self._counting:
+            if self._unfinished[job.id]:  # they are on their way
+                return
+        wanted = decode(Evaluate, job.plan.get("evaluate", {}), "evaluate", defaults=True)
+        for version in self._versions.numbers(job.id) if wanted.data is not None else ():
+            if self._repository.is_scored(session, job.id, version):
+                self._versions.release_scored(job.id, version)
+            elif 1 <= version <= job.version:  # what lies beyond was never committed
+                self.request(job.id, job.bundle, version, wanted)
+        with self._counting:
+            waits = self._unfinished[job.id] > 0
+        if not waits:
+            self._settle(job.id, job.version)
 
     def put(self, request: Wanted) -> None:
         self._count(request, 1)
         self._waiting.put(request)
 
     def unfinished(self, job: str) -> bool:
-        """Whether there is a version of a job whose score is still to come."""
+        """Whether there is a version of a job whose score is still to come, maybe from another process."""
+        if self._repository.is_shared:
+            with self._repository.reading() as session:
+                return self._repository.waits_for_score(session, job)
         with self._counting:
             return self._unfinished[job] > 0
+
+    def _settle(self, job: str, version: int) -> None:
+        """Note for other processes that the scores up to a version are there, or will not come."""
+        if self._repository.is_shared:
+            with suppress(SQLAlchemyError), self._repository.begin() as session:
+                self._repository.end_scoring(session, job, version)
 
     def _count(self, request: Wanted, change: int) -> None:
         with self._counting:
@@ -128,6 +151,7 @@ class Evaluations:
             finally:
                 self._count(request, -1)
                 self._release(request)
+                self._settle(request.job, request.version)
 
     def _release(self, request: Wanted) -> None:
         """Let the weights go; what cannot be removed now is after a restart."""
@@ -161,9 +185,11 @@ class Evaluations:
 
     def _record(self, request: Wanted, found: dict[str, Any]) -> None:
         values = {name: found.get(name) for name in ("accuracy", "mean_loss")}
-        with self._units.begin() as work:
+        with self._units.begin(request.job) as work:
             if self._repository.job_state(work.session, request.job) in (None, DELETING):
                 return
+            if self._repository.is_shared and self._repository.is_scored(work.session, request.job, request.version):
+                return  # by another process
             why = self._best.record(work, request.job, request.version, request.evaluate, values)
             event = {"job": request.job, "at": work.now, "kind": "Evaluated"}
             self._repository.add_events(work.session, [{**event, "body": {"version": request.version, **found}}])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from sqlalchemy.exc import OperationalError
 
 from coordinator.best_versions import BestVersions
 from coordinator.body_check import read_body
-from coordinator.errors import StoreAway
+from coordinator.errors import StoreAway, Superseded
 from coordinator.jobs import (
     DeleteBodies,
     EvaluateVersion,
     FinishRound,
     FoldUpdate,
     ForgetJob,
+    LookAfter,
     OpenJob,
     ReachPoint,
     Units,
@@ -38,22 +40,28 @@ from federation.wire import CheckedTrack, CheckedUpdate
 log = logging.getLogger("embrace.coordinator")
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed is tried again; longer each time it fails
 MOST_WORDS = 500  # characters of an error that a job keeps
-Item = FoldUpdate | FinishRound | DeleteBodies
+Item = FoldUpdate | FinishRound | LookAfter | DeleteBodies
 
 
 @dataclass
 class _Folded:
     """What is folded of one round."""
 
+    round: int
     sums: RoundSums
+    slots: set[int] = field(default_factory=set)
     updates: dict[str, CheckedUpdate] = field(default_factory=dict)  # by task
 
 
 class FoldWorker:
     """Fold what was acknowledged, write new versions, try again what could not be written."""
 
-    def __init__(self, units: Units, bodies: Bodies, versions: Versions, reached: Reached) -> None:
+    def __init__(
+        self, units: Units, bodies: Bodies, versions: Versions, reached: Reached, keeps: Callable[[str], bool]
+    ) -> None:
+        """`keeps`: whether this process looks after a job. Another one may do so from one moment to the next."""
         self._units = units
+        self._keeps = keeps
         self._repository = units.repository
         self._bodies = bodies
         self._versions = versions
@@ -96,18 +104,33 @@ class FoldWorker:
                 self._fold(job, update, checked)
             case FinishRound(job):
                 self._finish(job)
+            case LookAfter(job):
+                self._look_after(job)
             case DeleteBodies(job, updates):
                 self._folded.pop(job, None)
                 self._bodies.delete_all(updates)
+
+    def _look_after(self, job: OpenJob) -> None:
+        """Fold what other processes have acknowledged, or close the round."""
+        round, folded = job.state.round, self._folded.get(job)
+        if round.state == "closing":
+            self._finish(job)
+            return
+        known = folded.slots if folded is not None and folded.round == round.number else ()
+        new = [seat.number for seat in round.counted if seat.number not in known]
+        with self._repository.reading() as session:
+            updates = list(self._repository.updates_of_slots(session, job.id, round.number, new))
+        for update in updates:
+            self._fold(job, update)
 
     def _fold(self, job: OpenJob, update: UpdateRecord, checked: CheckedUpdate | None = None) -> None:
         """Fold a body, once. If that fails the sums are void: closing the round folds everything again."""
         state = job.state
         if state.round.number != update.round:
             return
-        if job not in self._folded:
+        if job not in self._folded or self._folded[job].round != update.round:
             draws = sum(seat.count for seat in state.round.slots)
-            self._folded[job] = _Folded(job.engine.sums(update.round, state.facts, draws, self._reached))
+            self._folded[job] = _Folded(update.round, job.engine.sums(update.round, state.facts, draws, self._reached))
         folded = self._folded[job]
         if update.task in folded.updates:
             return
@@ -122,6 +145,7 @@ class FoldWorker:
         last = next(reversed(folded.updates.values()), checked)
         tracks = {name: _sharing(track, last.tracks[name]) for name, track in checked.tracks.items()}
         folded.updates[update.task] = CheckedUpdate(tracks, checked.size)
+        folded.slots.add(update.slot)
 
     def _check_again(self, job: OpenJob, update: UpdateRecord) -> CheckedUpdate:
         """Find out what is known about a body from the body itself."""
@@ -131,8 +155,12 @@ class FoldWorker:
 
     def _finish(self, job: OpenJob) -> None:
         closing = job.state.round
+        if not self._keeps(job.id):
+            return
         try:
             self._commit(job)
+        except Superseded:
+            log.warning("job %s: another process closed round %s", job.id, closing.number)
         except Exception as error:
             log.exception("job %s: round %s could not be closed", job.id, closing.number)
             if job.state.round is closing:  # what follows a commit is no part of it
@@ -148,7 +176,9 @@ class FoldWorker:
         if waited_for:
             return
         number, message = job.state.round.number, f"{type(error).__name__}: {error}"[:MOST_WORDS]
-        with self._units.begin() as work:
+        with self._units.begin(job.id) as work:
+            if job.state.round.number != number or job.state.round.state != "closing":
+                return
             tries = job.state.round.tries + 1
             work.note(job, "CloseFailed", {"round": number, "tries": tries, "message": message})
             work.advance(job, rounds.CloseFailed(f"round {number} could not be closed: {message}"))
@@ -181,6 +211,8 @@ class FoldWorker:
         over = self._record(job, told, facts, scores)
         try:  # what follows can fail without harm
             self._bodies.delete_all([*done, *(updates if over or not engine.inherits(number + 1) else [])])
+            if self._repository.is_shared:  # what other processes received, and never recorded
+                self._bodies.forget(job.id, before=number)
             self._versions.forget(job.id, before=state.version)
         except OSError:
             log.exception("job %s: after version %s", job.id, state.version + 1)
@@ -192,7 +224,9 @@ class FoldWorker:
         """
         number, version = job.state.round.number, job.state.version + 1
         why = None
-        with self._units.begin() as work:
+        with self._units.begin(job.id) as work:
+            if job.state.round.number != number or job.state.round.state != "closing":
+                raise Superseded
             if scores is not None:
                 told = {**told, "evaluation": {"version": version - 1, **scores}}
                 values = {f"device_{name}": scores.get(name) for name in ("accuracy", "mean_loss")}

@@ -7,11 +7,11 @@ unit of work makes a new one, and the job has it once the database has it. If th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
 
@@ -40,6 +40,11 @@ class OpenJobState:
     standings: Mapping[str, StandingRecord] = field(default_factory=dict)  # how devices have done
     refused: Mapping[str, int] = field(default_factory=dict)  # bodies of tasks of the round that were no updates
 
+    def is_recorded_as(self, other: OpenJobState) -> bool:
+        """Whether the database has the same of both; what each process knows for itself is left out."""
+        recorded = ("version", "round", "facts", "previous", "paused_at", "standings")
+        return all(getattr(self, name) is getattr(other, name) for name in recorded)
+
     def why_benched(self, device: str, now: float) -> str:
         """Say for how long a device gets no task and why; nothing if it may have one."""
         return standings.why_benched(self.standings.get(device), now)
@@ -58,15 +63,21 @@ class OpenJobState:
 
 @dataclass(eq=False)
 class OpenJob:
-    """A job with a round. `state` is what the database has, but for renewed leases; a unit of work replaces it."""
+    """A job with a round. `state` is what the database has, but for renewed leases; a unit of work replaces it.
+
+    Where several processes share the database, leases are recorded, too, and `revision` says how new the state is.
+    """
 
     id: str
     bundle: str
     engine: RoundEngine
     state: OpenJobState
+    revision: int = 0
 
 
-def restore_job(repository: Repository, session: Session, job: JobRecord, engine: RoundEngine) -> OpenJob:
+def restore_job(
+    repository: Repository, session: Session, job: JobRecord, engine: RoundEngine, revision: int = 0
+) -> OpenJob:
     """Open a job as the database has it."""
     newest, *before = repository.newest_rounds(session, job.id, 2)
     facts = engine.facts_of(newest.number, before[0].summary.get("facts") if before else None)
@@ -75,7 +86,26 @@ def restore_job(repository: Repository, session: Session, job: JobRecord, engine
     paused_at = repository.state_changed_at(session, job.id) if job.state == "paused" else None
     known = {record.device: record for record in repository.standings(session, job=job.id)}
     state = OpenJobState(job.version, current, facts, previous, paused_at, standings=known)
-    return OpenJob(job.id, job.bundle, engine, state)
+    return OpenJob(job.id, job.bundle, engine, state, revision)
+
+
+def refresh_job(repository: Repository, session: Session, job: OpenJob, revision: int) -> None:
+    """Let a job be what another process has made of it; of the same round only what has changed is read."""
+    known, since = job.state, job.revision
+    (newest,) = repository.newest_rounds(session, job.id, 1)
+    record = repository.job(session, job.id)
+    assert record is not None, "a job whose revision is known"
+    if newest.number != known.round.number:
+        job.state = replace(restore_job(repository, session, record, job.engine).state, unfit=known.unfit)
+    else:
+        round = rounds.decode(newest.body, repository.seats(session, newest, since), known.round.slots)
+        stand = {row.device: row for row in repository.standings(session, job=job.id, since=since)}
+        paused_at = None
+        if record.state == "paused":
+            paused_at = known.paused_at or repository.state_changed_at(session, job.id)
+        standings = {**known.standings, **stand} if stand else known.standings
+        job.state = replace(known, round=round, version=record.version, paused_at=paused_at, standings=standings)
+    job.revision = revision
 
 
 def find_inherited(
@@ -122,6 +152,11 @@ class FoldUpdate:
 
 @dataclass(frozen=True)
 class FinishRound:
+    job: OpenJob
+
+
+@dataclass(frozen=True)
+class LookAfter:  # other processes have changed it: fold what has arrived, and close its round if that is due
     job: OpenJob
 
 
@@ -201,6 +236,8 @@ class UnitOfWork:
         self._written: dict[OpenJob, tuple[cohort.Seat, ...]] = {}  # the seats as this transaction has them
         self._updates: list[UpdateRecord] = []
         self._events: list[dict[str, Any]] = []
+        self.has_events = False  # for clients that watch
+        self.is_quiet = False  # other processes need not hear of it at once
         self._standings: dict[tuple[str, str], StandingRecord] = {}  # those that have changed
         self._own: dict[OpenJob, dict[str, StandingRecord]] = {}  # all, of the jobs of which some have
 
@@ -292,6 +329,7 @@ class UnitOfWork:
         return self.state(job).standings.get(device) or StandingRecord(job.id, device)
 
     def _stand(self, job: OpenJob, standing: StandingRecord) -> None:
+        standing = replace(standing, revision=job.revision + 1)
         self._standings[job.id, standing.device] = standing
         if job not in self._own:  # one copy for all changes of this unit
             self._own[job] = dict(self.state(job).standings)
@@ -359,6 +397,7 @@ class UnitOfWork:
         for job in self._states:
             self._write_seats(job)
         if self._events:
+            self.has_events = True
             self._repository.add_events(self.session, self._events)
         if self._standings:
             self._repository.write_standings(self.session, list(self._standings.values()))
@@ -370,13 +409,28 @@ class UnitOfWork:
         round, known = self.state(job).round, self._written.get(job, job.state.round.slots)
         if round.slots is not known:
             changed = [seat for seat in round.slots if not known or seat is not known[seat.number]]
-            self._repository.write_seats(self.session, job.id, round.number, changed, new=not known)
+            revision = job.revision + 1
+            self._repository.write_seats(self.session, job.id, round.number, changed, new=not known, revision=revision)
             self._written[job] = round.slots
+
+    def changed(self) -> list[OpenJob]:
+        """List the jobs of which rows have changed."""
+        return [job for job, state in self._states.items() if not state.is_recorded_as(job.state)]
 
     def settle(self) -> None:
         """Let jobs have the states that the database has now."""
         for job, state in self._states.items():
             job.state = state
+
+
+class SharedJobs(Protocol):
+    """What a unit of work does where other processes change the same jobs."""
+
+    def lock(self, session: Session, jobs: Collection[str] | None) -> None:
+        """Keep other processes from changing jobs until the transaction ends, and learn what they have changed."""
+
+    def tell(self, work: UnitOfWork) -> None:
+        """Tell other processes of a unit of work; they hear it once it is recorded."""
 
 
 class Units:
@@ -392,22 +446,31 @@ class Units:
         """`recorded` is called after every unit that was recorded."""
         self.repository = repository
         self.clock = clock
+        self.shared: SharedJobs | None = None
         self._recorded = recorded
         self.lock = threading.RLock()
         self._handle = handle
 
     @contextmanager
-    def begin(self, now: float | None = None) -> Iterator[UnitOfWork]:
+    def begin(self, *jobs: str, now: float | None = None) -> Iterator[UnitOfWork]:
         """Record the block's changes when it ends, and handle what follows; if that fails, nothing has changed.
 
-        `now` is for a caller that has read the clock and goes on with what it read.
+        A block that names jobs changes no others: other processes go on with those. `now` is for a caller that has read
+        the clock and goes on with what it read.
         """
         with self.lock:
             with self.repository.begin() as session:
+                if self.shared is not None:
+                    self.shared.lock(session, jobs or None)
                 work = UnitOfWork(self.repository, session, self.clock() if now is None else now)
                 yield work
                 work.write()
+                changed = [] if self.shared is None else work.changed()
+                if self.shared is not None:
+                    self.shared.tell(work)
             work.settle()
+            for job in changed:
+                job.revision += 1
             for effect in work.outbox:
                 self._handle(effect)
             self._recorded()

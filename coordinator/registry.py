@@ -10,6 +10,8 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator.credentials import matches, new_token, token_hash
 from coordinator.errors import NotAllowed
+from coordinator.news import News
+from coordinator.presence import PRESENCE
 from coordinator.sessions import ADMIN_KEY, Sessions
 from coordinator.store.repository import Repository
 from coordinator.store.schema import DeviceRecord
@@ -33,12 +35,15 @@ class Registry:
 
     def set_admin_token(self) -> str | None:
         """Make the administrator's token; None if there is one already."""
-        with self._repository.begin() as session:
-            self._admin = self._repository.meta(session, ADMIN_KEY) or ""
-            if self._admin:
-                return None
-            token = new_token("admin")
-            self._repository.add_meta(session, ADMIN_KEY, token_hash(token))
+        token = new_token("admin")
+        try:
+            with self._repository.begin() as session:
+                self._admin = self._repository.meta(session, ADMIN_KEY) or ""
+                if self._admin:
+                    return None
+                self._repository.add_meta(session, ADMIN_KEY, token_hash(token))
+        except IntegrityError:  # another process has made it just now
+            return self.set_admin_token()
         self._admin = token_hash(token)
         return token
 
@@ -85,7 +90,8 @@ class Registry:
                 raise NotAllowed(NOT_INVITED)
             device = device_id(name, lambda known: self._repository.device(session, known) is not None)
             free = free_name(name, self._repository.names_like(session, name).__contains__)
-            record = DeviceRecord(device, free, token_hash(own), False, asdict(profile), enrolled_at=now, seen_at=now)
+            facts = {"enrolled_at": now, "seen_at": now, "here_until": now + PRESENCE}
+            record = DeviceRecord(device, free, token_hash(own), False, asdict(profile), **facts)
             self._repository.add_device(session, record)
         self._remember(token_hash(own), device)
         return device, own
@@ -108,6 +114,12 @@ class Registry:
     def known_device(self, hashed: str) -> str | None:
         """Find the device of a token's hash that was looked up before. Whether it was revoked since is not known."""
         return self._known.get(hashed)
+
+    def heard(self, news: News) -> None:
+        """Learn of sessions that ended in another process; if news were missed, ask the database about every token."""
+        self.sessions.heard(news)
+        if news.lost:
+            self._known.clear()
 
     def name_of(self, device: str) -> str:
         with self._repository.reading() as session:

@@ -134,7 +134,7 @@ class Reports:
     def _here(self, now: float) -> list[str]:
         """List the devices that would come for a task, as when a cohort is drawn."""
         with self._repository.reading() as session:
-            return self._presence.among(self._repository.present(session, now - self._heard_within), now)
+            return list(self._presence.here(session, now))
 
     def waiting(self, device: str) -> str:
         """Say to a device that just asked in vain what the jobs wait for. No database: a whole fleet asks."""
@@ -222,7 +222,7 @@ class Reports:
             state = "benched" if row.id in benched else "waiting"
         unfit = "" if row.revoked else self.unfit(row.id)
         return {
-            **_without(row, "token_hash"),
+            **_without(row, "token_hash", "here_until"),
             "state": state,
             "benched_until": benched.get(row.id),
             "unfit": unfit,

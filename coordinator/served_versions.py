@@ -25,20 +25,21 @@ class ServedVersions:
         self._reports = reports
         self._bundles = bundles
         self._versions = versions
-        self._known: dict[str, tuple[int, Manifest]] = {}  # of jobs: a version that is recorded, and there are older
+        self._known: dict[str, tuple[int, Path, Manifest]] = {}  # of jobs: the version that was last asked for
 
     def version_file(self, job: str, version: int) -> tuple[Path, Manifest]:
         record = self._reports.record(job)
         path = self._versions.find(job, version)
         if not 0 <= version <= record.version or not path.is_file():
             raise NotFound(f"there is no version {version} of job {job!r} any more")
-        self._known[job] = record.version, self._bundles.manifest(record.bundle)
-        return path, self._known[job][1]
+        manifest = self._bundles.manifest(record.bundle)
+        self._known[job] = version, path, manifest
+        return path, manifest
 
     def known_version(self, job: str, version: int) -> tuple[Path, Manifest] | None:
         """Find a version that a device asked for before: no database, no waiting."""
-        newest, manifest = self._known.get(job, (-1, None))
-        return (self._versions.weights(job, version), manifest) if manifest and 0 <= version <= newest else None
+        found = self._known.get(job)
+        return found[1:] if found is not None and found[0] == version and found[1].is_file() else None
 
     def forget(self, job: str) -> None:
         """Forget what is known of a job that was removed."""

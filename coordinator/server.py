@@ -32,7 +32,7 @@ from coordinator.logs import configure_logging
 from coordinator.registry import Registry
 from coordinator.settings import AUTO, LOOPBACK, Settings, is_exposed, without_secrets
 from coordinator.store.blobs import Blobs, DirectoryBlobs
-from coordinator.store.database import open_database, sole_coordinator, sqlite_url
+from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.repository import Repository
 from coordinator.store.s3 import S3Blobs
 from edge_runtime.files import make_folder
@@ -59,7 +59,7 @@ class Server:
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
             make_folder(directory)
-            blobs: Blobs = S3Blobs(settings.blobs, directory / CACHE) if settings.blobs else DirectoryBlobs(directory)
+            blobs = _open_blobs(directory, settings.blobs)
         except OSError as error:
             raise InputError(f"cannot use {settings.blobs or directory}: {error.strerror or error}") from None
         self.settings = settings
@@ -76,11 +76,6 @@ class Server:
 
     def run(self, listening: Callable[[str], None] = lambda url: None) -> None:
         """Serve until SIGINT or SIGTERM; requests that are under way are finished, those that wait are sent home."""
-        repository = self.coordinator.repository
-        with sole_coordinator(repository.sessions, repository.take_over):
-            self._run(listening)
-
-    def _run(self, listening: Callable[[str], None]) -> None:
         configure_logging(self.settings.log_level)
         config, bound = self._config(), self._listen()
         url = self._url(bound)
@@ -278,6 +273,13 @@ class _Uvicorn(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if connection.transport.is_closing():
                     connection.transport.abort()
+
+
+def _open_blobs(directory: Path, given: str | None) -> Blobs:
+    """Open the bucket or the folder that is given, or the coordinator's own directory."""
+    if given is None or Path(given).is_absolute():
+        return DirectoryBlobs(Path(given or directory))
+    return S3Blobs(given, directory / CACHE)
 
 
 def _shared(settings: Settings, kind: type[Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Final
 
 from coordinator.credentials import new_token, token_hash
 from coordinator.errors import NotAllowed
+from coordinator.news import News
+from coordinator.store.postgresql import send_news
 from coordinator.store.repository import Repository
 from coordinator.store.schema import SessionRecord
 
@@ -70,4 +72,12 @@ class Sessions:
         self._ended.add(hashed)  # first: a look-up that is under way does not bring it back
         with self._repository.begin() as session:
             self._repository.end_session(session, hashed)
+            if self._repository.is_shared:
+                send_news(session, News(signed_out=(hashed,)).encode())
         self._known.pop(hashed, None)
+
+    def heard(self, news: News) -> None:
+        """Learn of sessions that ended in another process."""
+        self._ended.update(news.signed_out)
+        if news.lost:
+            self._known.clear()

@@ -42,7 +42,7 @@ class Settings:
     allow_origin: tuple[str, ...] = ()  # of pages elsewhere that may call this API
     proxy: str | None = None  # addresses or networks whose X-Forwarded-For is believed, with commas between
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
-    blobs: str | None = None  # s3://BUCKET/PREFIX; None: files in the directory
+    blobs: str | None = None  # s3://BUCKET/PREFIX, or the path of a folder that processes share; None: in the directory
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events

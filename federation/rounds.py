@@ -318,11 +318,15 @@ def encode_seat(seat: Seat) -> dict[str, Any]:
     return {**vars(seat), "member": dict(vars(seat.member))}
 
 
-def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]]) -> Round:
-    """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between."""
+def decode(head: Mapping[str, Any], seats: Iterable[Mapping[str, Any]], known: Seats | None = None) -> Round:
+    """From what `encode_head` and `encode_seat` made, in the order of the seats, also if it was JSON in between.
+
+    With the seats that were `known` of the round before, only those that have changed since are needed.
+    """
     try:
         rows = ({**row, "member": Member(**row["member"]), "holders": tuple(row["holders"])} for row in seats)
-        return Round(**head, slots=Seats(one_seat_each(Seat(**row) for row in rows)))
+        decoded = [Seat(**row) for row in rows]
+        return Round(**head, slots=known.put_all(decoded) if known else Seats(one_seat_each(decoded)))
     except (KeyError, TypeError) as error:
         raise InputError(f"this is no round: {error}") from None
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property, reduce
 from itertools import chain
 
 from federation.cohort import Member, Seat
 from federation.errors import InputError
 
+FEW = 16  # seats that are replaced one by one; more of them at once, and what follows from all is computed anew
 MOST_WORK = 100.0  # times as much as another: what a task takes follows from it only roughly
 
 
@@ -52,6 +53,13 @@ class Seats(tuple[Seat, ...]):
         made.__dict__["durations"] = _exchanged(self.durations, _seconds(before), _seconds(seat))
         made.__dict__["works"] = _exchanged(self.works, before.member.work, seat.member.work)
         return made
+
+    def put_all(self, seats: Collection[Seat]) -> Seats:
+        """Replace the seats of the same numbers."""
+        if len(seats) <= FEW:
+            return reduce(Seats.put, seats, self)
+        new = {seat.number: seat for seat in seats}
+        return Seats(new.get(seat.number, seat) for seat in self)
 
     @cached_property
     def arrived(self) -> int:

@@ -22,9 +22,11 @@ from coordinator.api.downloads import Download
 from coordinator.api.limits import LARGEST, check_length, counting_failures
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
+from coordinator.arrivals import Arrival, Receiving
 from coordinator.body_check import check_body
-from coordinator.coordinator import PRESENCE, Arrival, Coordinator, Receiving
+from coordinator.coordinator import Coordinator
 from coordinator.errors import NotFound
+from coordinator.presence import PRESENCE
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import EmbraceError, InputError
@@ -82,7 +84,7 @@ async def next_task(
             if not await _stays(request, service, count, min(rest, PRESENCE / 4)):  # then it is seen to be there still
                 break
     if await request.is_disconnected():
-        service.presence.left(device)
+        await run_in_threadpool(service.presence.left, device)
     if offer is None:
         told = {"Embrace-Unfit": service.unfit(device), "Embrace-Waiting": service.waiting(device)}
         headers = {name: quote(words[:MOST_WORDS], " ") for name, words in told.items() if words}

@@ -54,6 +54,18 @@ class Blobs(Protocol):
     def list(self, folder: str) -> list[str]:
         """List the keys directly below a folder."""
 
+    def share(self, draft: str) -> None:
+        """Let other processes see a file of a draft that is a folder; `draft` is its place, as a key."""
+
+    def gather(self, draft: str) -> Path:
+        """Return a draft that is a folder, with the files that other processes shared."""
+
+    def drop(self, *keys: str) -> None:
+        """Let go of local copies of blobs that this process does not need."""
+
+    def drop_deleted(self) -> None:
+        """Let go of local copies of blobs that other processes have deleted."""
+
     def close(self) -> None:
         """End what waits for the disk."""
 
@@ -108,6 +120,18 @@ class DirectoryBlobs:
 
     def list(self, folder: str) -> list[str]:
         return [f"{folder}/{path.name}" for path in (self.root / folder).glob("*")]
+
+    def share(self, draft: str) -> None:
+        """Nothing to do: the directory is theirs, too."""
+
+    def gather(self, draft: str) -> Path:
+        return self.root / draft
+
+    def drop(self, *keys: str) -> None:
+        """Nothing to do: there are no copies."""
+
+    def drop_deleted(self) -> None:
+        """Nothing to do: there are no copies."""
 
     def close(self) -> None:
         self._disk.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class BodyReader:
 
 
 class Bodies:
-    """Bodies by task and sha256."""
+    """Bodies by task and name: their sha256, or a new one where several processes may receive the same body."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -37,27 +38,41 @@ class Bodies:
         return self._blobs.draft(f"{_FOLDER}/{safe(task)}.{new_id()}", ".part")
 
     def commit_all(self, arrivals: Sequence[tuple[Path, str, str]]) -> list[OSError | None]:
-        """Keep what has arrived at a path, of a task and with a sha256; for each, None or why it was not possible."""
-        return self._blobs.commit_all([(path, _key(task, sha256)) for path, task, sha256 in arrivals])
+        """Keep what has arrived at a path, of a task and with a name; for each, None or why it was not possible."""
+        return self._blobs.commit_all([(path, _key(task, name)) for path, task, name in arrivals])
 
     def file(self, update: UpdateRecord) -> Path:
-        return self._blobs.file(_key(update.task, update.sha256))
+        return self._blobs.file(_key(update.task, update.body_name))
 
-    def delete(self, task: str, sha256: str) -> None:
-        self._blobs.delete(_key(task, sha256))
+    def delete(self, task: str, name: str) -> None:
+        self._blobs.delete(_key(task, name))
 
     def delete_all(self, updates: Iterable[UpdateRecord]) -> None:
-        self._blobs.delete(*(_key(update.task, update.sha256) for update in updates))
+        self._blobs.delete(*(_key(update.task, update.body_name) for update in updates))
+
+    def drop(self, update: UpdateRecord) -> None:
+        """Let go of a local copy: another process folds it."""
+        self._blobs.drop(_key(update.task, update.body_name))
 
     def of_job(self, job: str) -> list[str]:
         """List the keys of all bodies of a job, also of those that are arriving."""
         return [key for key in self._blobs.list(_FOLDER) if key.startswith(f"{_FOLDER}/{safe(job)}-")]
 
+    def forget(self, job: str, before: int) -> None:
+        """Delete what is left of the rounds of a job before one, also what arrived and was never recorded."""
+        self._blobs.delete(*(key for key in self.of_job(job) if _round(key) < before))
+
     def keep_only(self, updates: Iterable[UpdateRecord]) -> None:
         """Delete every other body: it is done with, or was never acknowledged and is sent again."""
-        needed = {_key(update.task, update.sha256) for update in updates}
+        needed = {_key(update.task, update.body_name) for update in updates}
         self._blobs.delete(*(key for key in self._blobs.list(_FOLDER) if key not in needed))
 
 
-def _key(task: str, sha256: str) -> str:
-    return f"{_FOLDER}/{safe(task)}.{safe(sha256)}.body"
+def _key(task: str, name: str) -> str:
+    return f"{_FOLDER}/{safe(task)}.{safe(name)}.body"
+
+
+def _round(key: str) -> int:
+    """Name the round of a body: spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body."""
+    number = key.split("-")[1:2]
+    return int(number[0]) if number and number[0].isdigit() else sys.maxsize

@@ -62,8 +62,9 @@ class Bundles:
     def graph(self, sha256: str) -> Path:
         """Find a graph of any bundle."""
         if sha256 not in self._graphs:
-            for directory in map(self._blobs.file, self._blobs.list(_FOLDER)):
-                if (directory / MANIFEST_NAME).is_file() and not directory.name.endswith(".draft"):
+            for key in self._blobs.list(_FOLDER):
+                directory = self._blobs.file(key) if not key.endswith(".draft") else Path()
+                if (directory / MANIFEST_NAME).is_file():
                     manifest = read_manifest(directory)
                     known = [file for file in manifest.files() if file != manifest.weights]
                     self._graphs |= {file.sha256: directory / file.name for file in known}
@@ -103,7 +104,7 @@ class Bundles:
             try:
                 self._manifests[digest] = self._draft_manifest(digest)
             except BundleError:
-                self._blobs.delete(f"{_key(digest)}.draft/{name}")
+                self._blobs.delete(f"{_draft(digest)}/{name}")
                 raise
         elif name == SIGNATURE_NAME:
             sent = self._blobs.draft(_key(digest)) / name
@@ -112,9 +113,10 @@ class Bundles:
             except BundleError:
                 sent.unlink()
                 raise
+        self._blobs.share(f"{_draft(digest)}/{name}")
 
     def _draft_manifest(self, digest: str) -> Manifest:
-        draft = self._blobs.draft(_key(digest))
+        draft = self._blobs.gather(_draft(digest))
         manifest = read_manifest(draft)
         if file_ref(draft, MANIFEST_NAME).sha256 != digest:
             raise BundleError(f"the manifest that came does not have the sha256 {digest}")
@@ -122,11 +124,11 @@ class Bundles:
 
     def complete(self, digest: str) -> None:
         """Check the files that were sent and give the bundle its key."""
-        draft = self._blobs.draft(_key(digest))
+        draft = self._blobs.gather(_draft(digest))
         if self.directory(digest).is_dir():
             if (draft / SIGNATURE_NAME).is_file():  # it may come later than the bundle, and from another key
                 self._blobs.commit(draft / SIGNATURE_NAME, f"{_key(digest)}/{SIGNATURE_NAME}")
-            self._blobs.delete(f"{_key(digest)}.draft")
+            self._blobs.delete(_draft(digest))
             return
         manifest = self._draft_manifest(digest)
         check_bundle(draft, manifest)
@@ -134,6 +136,11 @@ class Bundles:
         for path in [path for path in draft.rglob("*") if path.is_file() and path not in named]:
             path.unlink()  # left by an earlier program, which took any file
         self._blobs.commit(draft, _key(digest))
+        self._blobs.delete(_draft(digest))
+
+
+def _draft(digest: str) -> str:
+    return f"{_key(digest)}.draft"
 
 
 def _key(digest: str) -> str:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, select, text
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from coordinator.store.migrations import MIGRATIONS
+from coordinator.store.postgresql import MIGRATING, STUCK
 from coordinator.store.schema import META, METADATA
 from federation.errors import InputError, MissingPackage
 
 Sessions = sessionmaker[Session]
 SCHEMA_VERSION = len(MIGRATIONS) + 1
-WAIT_FOR_PREDECESSOR: Final = "10s"  # for the end of a coordinator that was killed
-_MIGRATING, _SERVING = 1163018578, 1163018579  # numbers of our locks in a database that others may use, too
 
 
 def open_database(url: str) -> Sessions:
@@ -30,6 +27,8 @@ def open_database(url: str) -> Sessions:
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not url.startswith("sqlite"))
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _configure_sqlite)
+        elif engine.dialect.name == "postgresql":
+            event.listen(engine, "connect", _configure_postgresql)
         try:
             _migrate(engine)
         except BaseException:
@@ -55,28 +54,11 @@ def _configure_sqlite(connection: Any, _: object) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-@contextmanager
-def sole_coordinator(sessions: Sessions, take_over: Callable[[], None]) -> Iterator[None]:
-    """Keep other coordinators off a PostgreSQL database while the block runs: each has the state of rounds in memory.
-
-    `take_over` is called once the lock is held. If its connection is lost, so is the lock; what another coordinator
-    takes over then, this one can write no more. One with SQLite is alone by the lock of its directory.
-    """
-    engine: Engine = sessions.kw["bind"]
-    if engine.dialect.name != "postgresql":
-        yield
-        return
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(f"SET lock_timeout = '{WAIT_FOR_PREDECESSOR}'"))
-        try:
-            connection.execute(text(f"SELECT pg_advisory_lock({_SERVING}, hashtext(current_schema()))"))
-        except OperationalError:
-            raise InputError("the database is in use: another coordinator runs on it; end that one first") from None
-        take_over()
-        try:
-            yield
-        finally:
-            connection.invalidate()  # closed, not returned: the lock ends with it
+def _configure_postgresql(connection: Any, _: object) -> None:
+    """A process that stalls in the middle of a transaction does not hold the others up for ever."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{STUCK}'")
+    connection.commit()
 
 
 def _to_json(value: Any) -> str:
@@ -100,7 +82,7 @@ def _migrate(engine: Engine) -> None:
         if engine.dialect.name == "sqlite":  # whose driver would record every change of a table by itself
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:  # one after the other: two processes may start at once
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATING}, hashtext(current_schema()))"))
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATING}, hashtext(current_schema()))"))
         if not inspect(connection).has_table("meta"):
             METADATA.create_all(connection)
             _set_version(connection, SCHEMA_VERSION)

@@ -96,6 +96,26 @@ def long_integers(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE {table} {changes}"))
 
 
+def several_processes(connection: Connection) -> None:
+    """8 to 9: what processes that share a database have to see of each other."""
+    for table, column in (("seats", "revision"), ("standings", "revision")):
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {column} BIGINT NOT NULL DEFAULT 0"))
+    connection.execute(text("ALTER TABLE updates ADD COLUMN body VARCHAR(64) NOT NULL DEFAULT ''"))
+    connection.execute(text("ALTER TABLE devices ADD COLUMN here_until DOUBLE PRECISION NOT NULL DEFAULT 0"))
+    connection.execute(
+        text(
+            "CREATE TABLE shared_jobs (job VARCHAR(32) NOT NULL PRIMARY KEY REFERENCES jobs (id), "
+            "revision BIGINT NOT NULL, open BOOLEAN NOT NULL, scoring BIGINT NOT NULL)"
+        )
+    )
+    if connection.dialect.name != "sqlite":
+        closing = "SELECT job FROM rounds WHERE state = 'closing'"
+        is_open = f"state NOT IN ('stopped', 'done', 'failed') OR id IN ({closing})"
+        connection.execute(
+            text(f"INSERT INTO shared_jobs SELECT id, 0, {is_open}, version FROM jobs WHERE state <> 'deleting'")
+        )
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -105,4 +125,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     benchmarks_of_devices,
     sessions_of_pages,
     long_integers,
+    several_processes,
 )

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import Select, Table, bindparam, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import Engine, Select, Table, bindparam, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
-from coordinator.errors import Superseded
 from coordinator.store.database import Sessions
+from coordinator.store.postgresql import number_events, take_turn
 from coordinator.store.schema import (
     BENCHMARKS,
     DEVICES,
@@ -28,6 +28,7 @@ from coordinator.store.schema import (
     ROUNDS,
     SEATS,
     SESSIONS,
+    SHARED_JOBS,
     STANDINGS,
     UPDATES,
     BenchmarkRecord,
@@ -37,6 +38,7 @@ from coordinator.store.schema import (
     MetricRecord,
     RoundRecord,
     SessionRecord,
+    SharedJobRecord,
     StandingRecord,
     UpdateRecord,
 )
@@ -47,15 +49,16 @@ from federation.decode import decode
 from federation.errors import InputError
 
 _SEAT_KEY: Final[dict[str, Any]] = {"job": bindparam("of"), "round": bindparam("in"), "number": bindparam("at")}
-_NEW_SEAT: Final = insert(SEATS).values(**_SEAT_KEY, body=bindparam("body"))
+_SEAT_VALUES: Final[dict[str, Any]] = {"body": bindparam("body"), "revision": bindparam("revised")}
+_NEW_SEAT: Final = insert(SEATS).values(**_SEAT_KEY, **_SEAT_VALUES)
 _SEAT: Final = (
-    update(SEATS).where(*(SEATS.c[name] == value for name, value in _SEAT_KEY.items())).values(body=bindparam("body"))
+    update(SEATS).where(*(SEATS.c[name] == value for name, value in _SEAT_KEY.items())).values(**_SEAT_VALUES)
 )
 MOST_MATCHES = 50
 MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
-_EPOCH: Final = "epoch"  # of the coordinator that writes: one more each time that one takes over
+_ALIVE: Final = "alive"  # when a process was last at work; kept where several share the database
 _Record = TypeVar("_Record")
 
 
@@ -64,44 +67,81 @@ class Repository:
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
-        self._epoch: str | None = None  # of this coordinator, where another one may take over
+        self.engine: Engine = sessions.kw["bind"]
+        self.is_shared = self.engine.dialect.name == "postgresql"  # with other processes, which change the same jobs
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
         """Open a transaction: when the block ends, all of it is recorded, or nothing."""
         with self.sessions.begin() as session:
-            self._check_epoch(session)
             yield session
-
-    def take_over(self) -> None:
-        """Let no coordinator write but this one: one that was stalled, and goes on, is refused from now on."""
-        with self.sessions.begin() as session:
-            last = session.scalar(select(META.c.value).where(META.c.key == _EPOCH).with_for_update())
-            epoch = str(int(last or 0) + 1)
-            session.execute(delete(META).where(META.c.key == _EPOCH))
-            self.add_meta(session, _EPOCH, epoch)
-        self._epoch = epoch
-
-    def check_epoch(self) -> None:
-        """Raise Superseded if another coordinator has taken over."""
-        with self.reading() as session:
-            self._check_epoch(session)
-
-    def _check_epoch(self, session: Session) -> None:
-        """Look, and keep another coordinator from taking over until the transaction ends."""
-        if self._epoch is None:
-            return
-        found = session.scalar(select(META.c.value).where(META.c.key == _EPOCH).with_for_update(read=True))
-        if found != self._epoch:
-            raise Superseded
 
     def reading(self) -> Session:
         """Open a session that only reads."""
         return self.sessions()
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """Open a session that reads what was recorded at one moment, and waits for no lock."""
+        with self.sessions() as session:
+            session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
     def close(self) -> None:
         """Give the connections back."""
-        self.sessions.kw["bind"].dispose()
+        self.engine.dispose()
+
+    # --- processes that share the database ---------------------------------------------------------------------------
+
+    def lock_jobs(self, session: Session, jobs: Collection[str] | None) -> dict[str, int]:
+        """Keep other processes from changing open jobs until the transaction ends; return their revisions by job.
+
+        Without `jobs` it is all of them, and a process that does the same waits, also if there are none.
+        """
+        if jobs is None:
+            take_turn(session)
+        return self.revisions(session, jobs, lock=True)
+
+    def revisions(self, session: Session, jobs: Collection[str] | None, *, lock: bool = False) -> dict[str, int]:
+        """Read the revisions of open jobs, the oldest jobs first: every process locks them in this order."""
+        mine = select(SHARED_JOBS.c.job, SHARED_JOBS.c.revision).join(JOBS, JOBS.c.id == SHARED_JOBS.c.job)
+        mine = mine.where(SHARED_JOBS.c.open.is_(True)).order_by(JOBS.c.created_at, JOBS.c.id)
+        if jobs is not None:
+            mine = mine.where(SHARED_JOBS.c.job.in_(jobs))
+        if lock:
+            mine = mine.with_for_update(of=SHARED_JOBS, key_share=True)
+        return {row[0]: row[1] for row in session.execute(mine)}
+
+    def add_shared_job(self, session: Session, job: str) -> None:
+        session.execute(insert(SHARED_JOBS), vars(SharedJobRecord(job, revision=0, open=True, scoring=0)))
+
+    def change_shared_job(self, session: Session, job: str, **values: Any) -> None:
+        session.execute(update(SHARED_JOBS).where(SHARED_JOBS.c.job == job).values(**values))
+
+    def shared_jobs(self, session: Session) -> list[SharedJobRecord]:
+        """List the jobs that a process has to look after."""
+        return _all(session, SharedJobRecord, select(SHARED_JOBS).order_by(SHARED_JOBS.c.job))
+
+    def delete_shared_job(self, session: Session, job: str) -> None:
+        session.execute(delete(SHARED_JOBS).where(SHARED_JOBS.c.job == job))
+
+    def end_scoring(self, session: Session, job: str, version: int) -> None:
+        """Note that no version of a job up to one waits for its score."""
+        mine = update(SHARED_JOBS).where(SHARED_JOBS.c.job == job, SHARED_JOBS.c.scoring <= version)
+        session.execute(mine.values(scoring=0))
+
+    def waits_for_score(self, session: Session, job: str) -> bool:
+        mine = select(SHARED_JOBS.c.scoring).where(SHARED_JOBS.c.job == job)
+        return bool(session.scalar(mine))
+
+    def is_alive(self, session: Session, now: float) -> float | None:
+        """Note that a process is at work; return when one last was. Other processes wait to do the same."""
+        before = session.scalar(select(META.c.value).where(META.c.key == _ALIVE).with_for_update())
+        if before is None:
+            self.add_meta(session, _ALIVE, str(now))
+            return None
+        session.execute(update(META).where(META.c.key == _ALIVE).values(value=str(max(now, float(before)))))
+        return float(before)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -150,9 +190,12 @@ class Repository:
         mine = update(ROUNDS).where(ROUNDS.c.job == job, ROUNDS.c.number == round.number)
         session.execute(mine.values(state=round.state, body=rounds.encode_head(round), **values))
 
-    def write_seats(self, session: Session, job: str, number: int, seats: Iterable[Seat], *, new: bool) -> None:
+    def write_seats(
+        self, session: Session, job: str, number: int, seats: Iterable[Seat], *, new: bool, revision: int
+    ) -> None:
         """Record the seats of a round that are new, or have changed."""
-        rows = [{"of": job, "in": number, "at": seat.number, "body": rounds.encode_seat(seat)} for seat in seats]
+        place = {"of": job, "in": number, "revised": revision}
+        rows = [{**place, "at": seat.number, "body": rounds.encode_seat(seat)} for seat in seats]
         if rows:
             session.execute(_NEW_SEAT if new else _SEAT, rows)
 
@@ -164,9 +207,10 @@ class Repository:
         newest = select(ROUNDS).where(ROUNDS.c.job == job).order_by(ROUNDS.c.number.desc()).limit(count)
         return _all(session, RoundRecord, newest)
 
-    def seats(self, session: Session, round: RoundRecord) -> list[dict[str, Any]]:
+    def seats(self, session: Session, round: RoundRecord, since: int = -1) -> list[dict[str, Any]]:
+        """List the seats of a round that were written after a revision."""
         mine = select(SEATS.c.body).where(SEATS.c.job == round.job, SEATS.c.round == round.number)
-        return list(session.scalars(mine.order_by(SEATS.c.number)))
+        return list(session.scalars(mine.where(SEATS.c.revision > since).order_by(SEATS.c.number)))
 
     def newest_seats(
         self, session: Session, job: str, first_round: int, count: int
@@ -188,6 +232,12 @@ class Repository:
         """List what was acknowledged in some rounds, in the order of rounds and slots."""
         mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round.in_(numbers))
         return _all(session, UpdateRecord, mine.order_by(UPDATES.c.round, UPDATES.c.slot))
+
+    def updates_of_slots(self, session: Session, job: str, number: int, slots: Sequence[int]) -> Iterator[UpdateRecord]:
+        """List what was acknowledged in some slots of a round."""
+        mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round == number).order_by(UPDATES.c.slot)
+        for first in range(0, len(slots), _AT_ONCE):
+            yield from _all(session, UpdateRecord, mine.where(UPDATES.c.slot.in_(slots[first : first + _AT_ONCE])))
 
     def updates_behind(self, session: Session, job: str, place: tuple[int, int], count: int) -> list[UpdateRecord]:
         """List a number of updates of a job that follow a round and slot."""
@@ -232,10 +282,13 @@ class Repository:
 
     # --- how devices do ----------------------------------------------------------------------------------------------
 
-    def standings(self, session: Session, *, job: str | None = None, device: str | None = None) -> list[StandingRecord]:
-        """List how devices have done: those of a job, or one device in every job."""
+    def standings(
+        self, session: Session, *, job: str | None = None, device: str | None = None, since: int = -1
+    ) -> list[StandingRecord]:
+        """List how devices have done: those of a job (written after a revision), or one device in every job."""
         wanted = {"job": job, "device": device}
         mine = [STANDINGS.c[name] == value for name, value in wanted.items() if value is not None]
+        mine += [STANDINGS.c.revision > since] if since >= 0 else []
         return _all(session, StandingRecord, select(STANDINGS).where(*mine).order_by(STANDINGS.c.at))
 
     def benched(self, session: Session, now: float) -> dict[str, float]:
@@ -281,6 +334,8 @@ class Repository:
     # --- events and scores -------------------------------------------------------------------------------------------
 
     def add_events(self, session: Session, events: list[dict[str, Any]]) -> None:
+        if self.is_shared:  # a client that has seen a number sees no lower one come later
+            number_events(session)
         session.execute(insert(EVENTS), events)
 
     def events(self, session: Session, job: str, after: int, count: int) -> list[EventRecord]:
@@ -359,6 +414,20 @@ class Repository:
         """List devices: all, or those that a name or the beginning of an id may mean."""
         return _all(session, DeviceRecord, _matching(DEVICES, match).order_by(DEVICES.c.enrolled_at))
 
+    def set_here(
+        self, session: Session, devices: Sequence[str], until: float, besides: tuple[float, float] = (1.0, 0.0)
+    ) -> None:
+        """Note until when devices are there, unless what is known lies between two times; lock rows in order."""
+        mine = select(DEVICES.c.id).where(DEVICES.c.id.in_(devices), ~DEVICES.c.here_until.between(*besides))
+        rows = session.scalars(mine.order_by(DEVICES.c.id).with_for_update(key_share=True)).all()
+        if rows:
+            session.execute(update(DEVICES).where(DEVICES.c.id.in_(rows)).values(here_until=until))
+
+    def here(self, session: Session, now: float) -> Sequence[str]:
+        """List the devices that would come for a task, by what all processes have noted."""
+        there = select(DEVICES.c.id).where(DEVICES.c.revoked.is_(False), DEVICES.c.here_until >= now)
+        return session.scalars(there).all()
+
     def see(self, session: Session, devices: Sequence[str], now: float, every: float) -> set[str]:
         """Note that devices were heard of, not more often than `every` seconds; return those that are revoked."""
         facts = select(DEVICES.c.id, DEVICES.c.revoked, DEVICES.c.seen_at).where(DEVICES.c.id.in_(devices))
@@ -410,9 +479,11 @@ class Repository:
 
     def add_session(self, session: Session, record: SessionRecord, most: int) -> set[str]:
         """Record a session; those that are over go, and the oldest of too many. Return the hashes of the others."""
-        goes_on = select(SESSIONS.c.token_hash).where(SESSIONS.c.expires_at > record.created_at)
-        kept = set(session.scalars(goes_on.order_by(SESSIONS.c.created_at.desc()).limit(most - 1)))
-        session.execute(delete(SESSIONS).where(SESSIONS.c.token_hash.not_in(kept)))
+        newest = select(SESSIONS.c.token_hash, SESSIONS.c.expires_at).order_by(SESSIONS.c.created_at.desc())
+        rows = session.execute(newest).all()
+        kept = set([token for token, expires_at in rows if expires_at > record.created_at][: most - 1])
+        gone = [token for token, _ in rows if token not in kept]  # by name: another process may open one meanwhile
+        session.execute(delete(SESSIONS).where(SESSIONS.c.token_hash.in_(gone)))
         session.execute(insert(SESSIONS), vars(record))
         return kept
 

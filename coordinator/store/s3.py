@@ -16,6 +16,8 @@ import json
 import os
 import secrets
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import StoreAway
-from coordinator.store.blobs import DirectoryBlobs
+from coordinator.store.blobs import FOLDERS, DirectoryBlobs
 from edge_runtime.files import make_folder
 from federation.errors import InputError, MissingPackage
 
@@ -32,6 +34,7 @@ REFS, REF = "refs/", ".ref"  # a ref and those below its key differ in name, als
 AT_ONCE = 8  # transfers
 ATTEMPTS = 4  # of one request
 SECONDS = 20.0  # until the server has to answer
+LEFT_BEHIND = 120.0  # seconds after which a local file without a blob is one that another process has deleted
 Files = dict[str, dict[str, Any]]  # of a ref: the name of a file in the folder, "" for a blob that is one file
 
 
@@ -42,13 +45,15 @@ class S3Blobs:
         """`folder` is emptied. Credentials and the address of another server than AWS come from the environment."""
         self._bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not self._bucket:
-            raise InputError(f"blobs: expected s3://BUCKET/PREFIX, got {url!r}")
+            raise InputError(f"blobs: expected s3://BUCKET/PREFIX or the absolute path of a folder, got {url!r}")
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
         self._local = DirectoryBlobs(folder)
         self._client = _connect()
         self._pool = ThreadPoolExecutor(AT_ONCE, "s3")
+        self._mutex = threading.Lock()
+        self._fetches: dict[str, tuple[threading.Lock, int]] = {}  # keys that are being fetched, and how many want them
         with _told(f"bucket {self._bucket}"):
             self._client.head_bucket(Bucket=self._bucket)
 
@@ -79,16 +84,21 @@ class S3Blobs:
 
     def file(self, key: str) -> Path:
         path = self._local.file(key)
-        refs = {} if path.exists() else self._refs(key)
+        if path.exists():
+            return path
+        with self._fetching(key):  # of several threads that want the same, one fetches it
+            return path if path.exists() else self._fetch(key, path)
+
+    def _fetch(self, key: str, path: Path) -> Path:
+        refs = self._refs(key)
         if not refs:
             return path
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # another thread may want the same
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             for own, files in refs.items():
                 for name, facts in files.items():
                     self._download(facts, draft / own.removeprefix(key).strip("/") / name)
-            with suppress(OSError):  # the other one was first
-                draft.rename(path)
+            draft.rename(path)
         finally:
             self._local.delete(str(draft.relative_to(self._local.root)))
         return path
@@ -119,6 +129,40 @@ class S3Blobs:
     def list(self, folder: str) -> list[str]:
         names = {key.removeprefix(f"{folder}/").partition("/")[0] for key in self._keys(f"{folder}/")}
         return sorted({*(f"{folder}/{name}" for name in names), *self._local.list(folder)})
+
+    def share(self, draft: str) -> None:
+        self._write_ref(draft, {"": self._upload(self._local.file(draft))})
+
+    def gather(self, draft: str) -> Path:
+        for key in self._keys(f"{draft}/"):
+            self.file(key)
+        return self._local.file(draft)
+
+    def drop(self, *keys: str) -> None:
+        self._local.delete(*keys)
+
+    def drop_deleted(self) -> None:
+        """What is being written has no ref either, and is younger."""
+        known, root, now = set(self._keys("")), self._local.root, time.time()
+        for path in [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file()]:
+            keys = [path.relative_to(root), *path.relative_to(root).parents]
+            with suppress(FileNotFoundError):
+                if known.isdisjoint(key.as_posix() for key in keys) and now - path.stat().st_mtime > LEFT_BEHIND:
+                    path.unlink()
+
+    @contextmanager
+    def _fetching(self, key: str) -> Iterator[None]:
+        with self._mutex:
+            lock, users = self._fetches.get(key, (threading.Lock(), 0))
+            self._fetches[key] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._mutex:
+                lock, users = self._fetches.pop(key)
+                if users > 1:
+                    self._fetches[key] = lock, users - 1
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -96,6 +96,7 @@ class DeviceRecord:
     profile: dict[str, Any]
     enrolled_at: float
     seen_at: float
+    here_until: float = 0.0  # it would come for a task before then; kept where several processes share the database
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class SeatRecord:
     round: Annotated[int, _of(_WHOLE, primary_key=True)]
     number: Annotated[int, _of(_WHOLE, primary_key=True)]
     body: dict[str, Any]  # rounds.encode_seat
+    revision: int = 0  # of its job when it was written
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ class UpdateRecord:
     weight: float
     report: dict[str, Any]
     arrived_at: float
+    body: Annotated[str, _of(_Text(64))] = ""  # name of its body, if that is not the sha256
+
+    @property
+    def body_name(self) -> str:
+        return self.body or self.sha256
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,21 @@ class StandingRecord:
     message: str = ""  # ... for people
     at: float = 0.0  # of the last change
     excused: int = 0  # failures since the last success that were not held against it
+    revision: int = 0  # of its job when it was written
+
+
+@dataclass(frozen=True)
+class SharedJobRecord:
+    """How often an open job has changed: a process that knows an older revision reads what is new.
+
+    Its row is locked by the process that changes the job. It goes when the job is over, the last version is scored and
+    what was left of its rounds is removed. Only databases that several processes share have such rows.
+    """
+
+    job: Annotated[str, _of(ForeignKey("jobs.id"), primary_key=True)]
+    revision: int
+    open: bool  # it has a round to go on with
+    scoring: int  # the newest version that waits for its score; 0: none does
 
 
 @dataclass(frozen=True)
@@ -225,6 +247,7 @@ UPDATES: Final = _table(
     Index("updates_by_device", "device", "arrived_at"),
 )
 STANDINGS: Final = _table("standings", StandingRecord)
+SHARED_JOBS: Final = _table("shared_jobs", SharedJobRecord)
 METRICS: Final = _table("metrics", MetricRecord)
 EVENTS: Final = _table("events", EventRecord)
 BENCHMARKS: Final = _table("benchmarks", BenchmarkRecord)

@@ -48,7 +48,8 @@ def serve(
         str | None, typer.Option(help="postgresql+psycopg://USER@HOST/NAME instead of SQLite in the directory.")
     ] = None,
     blobs: Annotated[
-        str | None, typer.Option(help="s3://BUCKET/PREFIX for weights and bodies instead of files in the directory.")
+        str | None,
+        typer.Option(help="s3://BUCKET/PREFIX, or a folder that coordinators share, for weights and bodies."),
     ] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")

@@ -25,7 +25,8 @@ import httpx
 import numpy as np
 import uvicorn
 
-from coordinator.coordinator import Arrival, Coordinator, Receiving
+from coordinator.arrivals import Arrival, Receiving
+from coordinator.coordinator import Coordinator
 from coordinator.evaluation import EvaluationLimits
 from coordinator.registry import Registry
 from coordinator.server import Server
@@ -181,6 +182,16 @@ class World:
     def restart(self) -> None:
         self.end()
         self.begin()
+
+    def interrupted(self, job: str) -> None:
+        """Let the database say, after `end`, that a process that shares it was killed at work on a job."""
+        repository = Repository(open_database(database_url(self.root)))
+        if repository.is_shared:
+            with repository.begin() as session:
+                repository.delete_shared_job(session, job)
+                repository.add_shared_job(session, job)
+                repository.change_shared_job(session, job, open=False, scoring=1)
+        repository.close()
 
     def job(self, **plan: Any) -> str:
         return self.coordinator.create_job(plan_from({"bundle": "tiny", **plan}), self.bundle)
@@ -368,10 +379,10 @@ Server(directory, settings, reached=reached).run(lambda url: print(url, flush=Tr
 
 
 def start_server(
-    directory: Path, port: int = 0, point: str = "", times: int = 0, blobs: str = ""
+    directory: Path, port: int = 0, point: str = "", times: int = 0, blobs: str = "", database: str = ""
 ) -> tuple[subprocess.Popen[str], str]:
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
-    given = [str(directory), str(port), point, str(times), database_url(directory), blobs]
+    given = [str(directory), str(port), point, str(times), database or database_url(directory), blobs]
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, *given],
         cwd=ROOT,

@@ -84,6 +84,7 @@ def test_killed_between_the_weights_and_the_record(world: World, scores: dict[in
     weights = run(world, job, [device], 2)
     world.end()
     world.files.version(job, 2).with_suffix(".best").hardlink_to(world.files.version(job, 2))
+    world.interrupted(job)
     world.begin()
     assert kept(world, job) == ["1.best", "1.safetensors", "2.safetensors"]
     assert world.coordinator.version_file(job, 1)[0].read_bytes() == weights[1]

@@ -220,6 +220,7 @@ def test_a_score_that_was_recorded_is_not_computed_again(world: World, monkeypat
     world.end()
     left_over = world.files.unscored(job, 1)
     left_over.hardlink_to(world.files.version(job, 1))
+    world.interrupted(job)
     world.begin()
     assert not left_over.exists()
     world.restart()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import NotFound, Refused
-from coordinator.presence import HERE
+from coordinator.presence import STAYS
 from coordinator.standings import FIRST_BENCH, LONGEST_BENCH
 from coordinator.store.schema import StandingRecord
 from federation.axes.cover import DeviceProfile
@@ -250,7 +250,7 @@ def test_a_device_that_has_gone_is_not_drawn(world: World) -> None:
     world.job(num_rounds=2)
     stays, leaves = world.fleet("strong", "strong")
     world.round([stays, leaves])
-    world.later(HERE + 1)
+    world.later(STAYS + 1)
     assert world.poll(stays) is not None
     assert world.poll(leaves) is None, "the round began without it"
 
@@ -278,7 +278,7 @@ def test_a_job_says_the_same_as_its_devices_hear(world: World) -> None:
     for device in (leaves, stays):
         assert world.poll(device) is None
     assert world.state(job)["waiting"]["count"] == world.coordinator.figures()["missing"][job] == 1
-    world.later(HERE + 1)
+    world.later(STAYS + 1)
     assert world.poll(stays) is None
     assert "needs 2 more devices" in world.coordinator.waiting(stays)
     assert world.state(job)["waiting"]["count"] == world.coordinator.figures()["missing"][job] == 2
@@ -528,7 +528,8 @@ def test_a_device_that_hangs_up_while_it_waits_is_gone_at_once(site: Site) -> No
         client.post("/v1/tasks/next?wait=60", timeout=0.3)
     wait_until(left.is_set)
     service.presence.left = known  # type: ignore[method-assign]
-    assert not service.presence.among([device], time.time())
+    with service.repository.reading() as session:
+        assert device not in service.presence.here(session, time.time())
     job = service.create_job(plan_from({"bundle": "x"}), site.bundle)  # type: ignore[attr-defined]
     with site.http(site.enrol()[1]) as other:
         offer = Offer(other.post("/v1/tasks/next?wait=5").json())

@@ -66,5 +66,5 @@ def test_one_that_was_sent_twice_stays(world: World) -> None:
     sha256 = hashlib.sha256(body).hexdigest()
     with pytest.raises(Refused, match="round 9 is over"):
         world.accept(device, twice, twice.decoder.finish(), sha256, {"samples": 1})
-    assert f"{offer.id}.{sha256}.body" in handed_on
+    assert any(name.startswith(f"{offer.id}.") and name.endswith(".body") for name in handed_on)
     assert world.spool() == [name for name in handed_on if not name.endswith(".part")]

@@ -13,6 +13,7 @@ from coordinator.store.versions import Versions
 from federation.errors import InputError
 from federation.job import plan_from
 from federation.round_sums import RoundSums
+from tests.coordinator.databases import about_sqlite
 from tests.coordinator.harness import ALL_THREE, World, mean_oracle, scripted
 
 
@@ -94,6 +95,7 @@ def test_a_job_that_cannot_be_made_leaves_no_files(world: World, monkeypatch: py
         world.coordinator.create_job(plan_from({"bundle": "x"}), "f" * 64)
 
 
+@about_sqlite  # else another process may be about to record it
 def test_after_a_restart_the_spool_has_what_is_needed_and_no_more(world: World) -> None:
     job = world.job(**ALL_THREE)
     devices = world.fleet("strong", "strong", "strong")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import time
@@ -13,17 +14,32 @@ import httpx
 import pytest
 
 from coordinator.errors import StoreAway
+from coordinator.registry import Registry
 from coordinator.store import s3
 from coordinator.store.blobs import Blobs
+from coordinator.store.database import open_database
+from coordinator.store.repository import Repository
 from coordinator.store.s3 import S3Blobs
 from coordinator.store.versions import Versions
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
-from tests.coordinator.databases import copy_database, query
-from tests.coordinator.harness import ALL_THREE, Offer, World, body_of, end_process, put_update, serving, start_server
+from federation.manifest import MANIFEST_NAME
+from tests.coordinator.databases import about_postgresql, copy_database, database_url, query
+from tests.coordinator.harness import (
+    ALL_THREE,
+    TIERS,
+    Offer,
+    World,
+    body_of,
+    end_process,
+    put_update,
+    serving,
+    start_server,
+)
 from tests.coordinator.s3_servers import BUCKET, S3Server, s3_server
 from tests.coordinator.test_kill import ROUNDS, WIDTH, Prepared, enrol_all, run_fleet
+from tests.coordinator.test_takeover import Start, fleet, version_of
 from tests.waiting import PATIENCE, wait_until
 
 URL = f"s3://{BUCKET}/some/where"
@@ -243,6 +259,49 @@ def test_killed_at_a_point(rclone: S3Server, tmp_path: Path, point: str, times: 
     found = map_weights(Versions(blobs).weights(job, ROUNDS), stored.manifest.space)
     assert found.tobytes() == expected
     blobs.close()
+
+
+@about_postgresql
+def test_two_processes_share_a_bucket(rclone: S3Server, prefix: str, tmp_path: Path) -> None:
+    """A bundle and a job are sent to one after the other; the keeper is killed, and the other one has the same bits."""
+    plain = World(tmp_path / "plain")
+    enrol_all(plain)
+    other_job = plain.job(num_rounds=ROUNDS, **ALL_THREE)
+    rounds_of(plain, [row["id"] for row in plain.coordinator.devices()], other_job, until=ROUNDS)
+    expected = plain.weights(other_job).tobytes()
+    shared = {"database": database_url(tmp_path / "shared"), "blobs": prefix}
+    registry = Registry(Repository(open_database(shared["database"])), time.time)
+    admin = registry.set_admin_token() or ""
+    tokens = [registry.enrol(registry.invite(1, 600), tier, DeviceProfile(tier=tier))[1] for tier in TIERS]
+    registry._repository.close()
+    processes = [
+        start_server(tmp_path / name, **shared, point=point, times=2)  # type: ignore[arg-type]
+        for name, point in (("one", "mid-commit"), ("two", ""))
+    ]
+    urls = [url for _, url in processes]
+    try:
+        with httpx.Client(headers={"Authorization": f"Bearer {admin}"}, timeout=PATIENCE, verify=False) as client:
+            folder, turns = plain.files.bundle(plain.bundle), itertools.cycle(urls)
+            names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
+                sent = (folder / name).read_bytes()
+                put = client.put(f"{next(turns)}/v1/bundles/{plain.bundle}/files/{name}", content=sent)
+                assert put.status_code == 204, put.text
+            assert client.post(f"{next(turns)}/v1/bundles/{plain.bundle}").status_code == 204
+            plan = {"bundle": "tiny", "num_rounds": ROUNDS, **ALL_THREE}
+            made = client.post(f"{urls[0]}/v1/jobs", json={"bundle": plain.bundle, "plan": plan})
+            assert made.status_code == 201, made.text
+        start = Start(tmp_path / "shared", plain, made.json()["id"], tuple(tokens))
+        with fleet(start, urls):
+            assert processes[0][0].wait(PATIENCE) == -signal.SIGKILL
+        wait_until(lambda: version_of(start) == ROUNDS)
+    finally:
+        for process, _ in processes:
+            end_process(process)
+    blobs = S3Blobs(prefix, tmp_path / "look")
+    assert map_weights(Versions(blobs).weights(start.job, ROUNDS), plain.manifest.space).tobytes() == expected
+    blobs.close()
+    plain.end()
 
 
 def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
