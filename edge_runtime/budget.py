@@ -259,8 +259,9 @@ def forward_plan(
     # Evaluation takes the trained layers the same way, so all of them decide how much goes through at once.
     pieces = (*manifest.layers, *manifest.frozen(boundary))
     unmade = None if manifest.loss_chunk is None else manifest.layers[-1]  # whose outputs are never whole
-    outputs = [math.prod(layer.output.shape) for layer in pieces if layer is not unmade]
-    through = FLOAT_BYTES * max(*(layer.activations for layer in pieces if layer is not unmade), *outputs)
+    made = [layer for layer in pieces if layer is not unmade]
+    outputs = [math.prod(layer.output.shape) for layer in made] or [math.prod(manifest.input.shape)]
+    through = FLOAT_BYTES * max([*(layer.activations for layer in made), *outputs])
     left = max(room - needed, 0)
     # Between the layers' blocks those of the training session come to lie less densely than in a trial.
     roomy = max(4 * max(weights, default=0), 8 * through, needed // 3) <= left

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engine.session import RuntimeSettings, inference_session
-from federation.errors import InputError
+from federation.errors import BundleError, InputError
 from federation.manifest import Manifest, OwnLoss
 from federation.metrics import Score, count_labels, score
 
@@ -72,4 +72,6 @@ class _LossGraph:
     def __call__(self, outputs: NDArray[Any], labels: NDArray[Any]) -> tuple[float, int]:
         given = {"predictions": np.ascontiguousarray(outputs, np.float32), "labels": labels}
         value, counted = self._session.run(["loss", "counted"], given)
+        if not 0 <= counted < 2**48:
+            raise BundleError(f"the bundle's loss counts {float(counted)} of {len(labels)} samples; export it again")
         return float(value), round(float(counted))

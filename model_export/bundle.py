@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_runtime.bundle_files import file_ref, write_weights
-from edge_runtime.data.token_file import check_tokenizer
+from edge_runtime.data.token_file import write_ids
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
 from federation.capacity import capacity
 from federation.errors import EmbraceError, InputError
@@ -68,6 +68,7 @@ from model_export.training import (
 from model_export.zoo import Tier
 
 ENGINES = ("portable", "ort-training")
+TRIED_LENGTH = 8  # tokens of the text that a tokenizer is tried with
 ONE_LAYER = (
     "the model is one layer: nothing that a device could store separates two groups of weights, so every device trains "
     "all of it"
@@ -173,7 +174,7 @@ def export_bundle(
     if choices.widths and (source.origin.lora or source.origin.storage):
         raise InputError("narrow models have no adapters and no stored weights; give --widths, or --lora and --frozen")
     if source.tokenizer is not None:
-        check_tokenizer(source.tokenizer)
+        write_ids(source.tokenizer, [("a", True)], np.uint32, TRIED_LENGTH)  # refuses what no device could use
     out = out.resolve()
     _check_target(out)
     progress("capturing the model", 0, 1)

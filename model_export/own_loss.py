@@ -221,14 +221,18 @@ def _find_labels(own: OwnFunction, outputs: Sequence[NamedInput]) -> tuple[Named
             NamedInput(UNNAMED, "int64", shape[1:], shape[0]),
             NamedInput(UNNAMED, "int64", shape[:-1], shape[-1]),
         ]
-    found = []
+    found: list[NamedInput] = []
+    refusals: list[str] = []
     for kind in kinds:
-        with contextlib.suppress(Exception):  # what the function raises says that these are not its labels
+        try:
             _reduction(own, tuple(outputs), (kind,))
             found.append(kind)
+        except Exception as error:  # what the function raises says that these are not its labels
+            refusals.append(str(error) if isinstance(error, ExportError) else one_line(error))
     if len(found) == 1:
         return (found[0],)
-    known = ", ".join(f"{kind.dtype} {kind.shape}" for kind in found) or "none of the usual kinds"
+    known = ", ".join(f"{kind.dtype} {kind.shape}" for kind in found)
+    known = known or f"none of the usual kinds ({'; '.join(dict.fromkeys(refusals))[:300]})"
     raise ExportError(
         f"the loss {own.reference} takes labels of {known}; say which: --labels SHAPE:TYPE, as in --labels 10:float32, "
         "--labels :int64:10 for class numbers, or --labels NAME=SHAPE:TYPE for several"
@@ -236,16 +240,20 @@ def _find_labels(own: OwnFunction, outputs: Sequence[NamedInput]) -> tuple[Named
 
 
 def _reduction(own: OwnFunction, outputs: tuple[NamedInput, ...], labels: tuple[NamedInput, ...]) -> Reduction:
-    """Find what the loss of a batch is of its samples, in float64 and for two random batches."""
-    found = {_reduction_of(own, outputs, labels, seed) for seed in (1, 2)}
+    """Find what the loss of a batch is of its samples, for two random batches; in float64 if the function takes it."""
+    try:
+        found = {_reduction_of(own, outputs, labels, seed, torch.float64) for seed in (1, 2)}
+    except RuntimeError:  # tensors of its own, as weights of classes, are float32
+        found = {_reduction_of(own, outputs, labels, seed, torch.float32) for seed in (1, 2)}
     return found.pop() if len(found) == 1 else "batch"
 
 
 def _reduction_of(
-    own: OwnFunction, outputs: tuple[NamedInput, ...], labels: tuple[NamedInput, ...], seed: int
+    own: OwnFunction, outputs: tuple[NamedInput, ...], labels: tuple[NamedInput, ...], seed: int, dtype: torch.dtype
 ) -> Reduction:
-    rows = torch.from_numpy(sample_row(outputs, COUPLING_SAMPLES, seed)).double()
-    wanted = torch.from_numpy(sample_row(labels, COUPLING_SAMPLES, seed + 100).astype(np.float64))
+    rows = torch.from_numpy(sample_row(outputs, COUPLING_SAMPLES, seed)).to(dtype)
+    wanted = torch.from_numpy(sample_row(labels, COUPLING_SAMPLES, seed + 100)).to(dtype)
+    within = 1e-9 if dtype == torch.float64 else 1e-5
 
     def run(part: slice, shift: float = 0.0) -> tuple[float, float | None, Any]:
         result = own.function(_named(rows[part] + shift, outputs), _named(wanted[part], labels))
@@ -259,7 +267,7 @@ def _reduction_of(
             raise ExportError("the count of (total, count) must be a whole number that follows from the labels alone")
         parts = [run(slice(n, n + 1)) for n in range(COUPLING_SAMPLES)]
         total = sum(value * float(count or 0) for value, count, _ in parts)
-        same = _near(sum(float(count or 0) for _, count, _ in parts), counted) and _near(total, whole * counted)
+        same = sum(float(count or 0) for _, count, _ in parts) == counted and _near(total, whole * counted, within)
         return "counted" if same else "batch"
     if result.ndim and len(result) != COUPLING_SAMPLES:
         raise ExportError(f"expected a number for each of {COUPLING_SAMPLES} samples, got {len(result)}")
@@ -267,9 +275,9 @@ def _reduction_of(
         alone = [run(slice(n, n + 1))[0] for n in range(COUPLING_SAMPLES)]
     except Exception:  # a function that compares samples need not take a single one
         return "batch"
-    if _near(sum(alone) / len(alone), whole):
+    if _near(sum(alone) / len(alone), whole, within):
         return "mean"
-    return "sum" if _near(sum(alone), whole) else "batch"
+    return "sum" if _near(sum(alone), whole, within) else "batch"
 
 
 def _check_labels_count(own: OwnFunction, outputs: tuple[NamedInput, ...], labels: tuple[NamedInput, ...]) -> None:
@@ -281,8 +289,8 @@ def _check_labels_count(own: OwnFunction, outputs: tuple[NamedInput, ...], label
         raise ExportError("it does not depend on the labels; where nothing is labelled, compare with the inputs")
 
 
-def _near(found: float, wanted: float) -> bool:
-    return abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted))
+def _near(found: float, wanted: float, within: float) -> bool:
+    return abs(found - wanted) <= within * max(1.0, abs(wanted))
 
 
 def _traced(module: nn.Module, plain: TracedLoss) -> TracedLoss:

@@ -62,17 +62,17 @@ def pack_named(
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{count} of {item}" for item, count in counts.items())
         raise DataError(f"{name}: expected as many samples of every {what[:-1]}, got {shown}")
-    fits = {item.name: _fit(f"{name}: {item.name}", arrays[item.name], item, own) for item in inputs}
+    fits = {item.name: _fit(f"{name}: {item.name}", arrays[item.name], item, what, own) for item in inputs}
     return PackedRows(inputs, arrays, fits)
 
 
-def _fit(name: str, rows: Rows, item: NamedInput, own: Preprocessing) -> InputFit:
-    takes = "the model takes"
+def _fit(name: str, rows: Rows, item: NamedInput, what: str, own: Preprocessing) -> InputFit:
+    takes, number = "the model takes", "label" if what == "labels" else "token id"
     fit = fit_rows(name, rows, item, takes, own)
     if item.dtype == "float32":
         check_finite(name, rows, fit)
     else:
-        check_range(name, rows, item.limits, "the value" if item.vocabulary is None else "token id", takes)
+        check_range(name, rows, item.limits, "the value" if item.vocabulary is None else number, takes)
     return fit
 
 

@@ -255,6 +255,8 @@ def _field(where: str, fields: dict[str, Any], name: str, kind: Any) -> Any:
     if not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value)):
         expected = "a text" if kind is str else "a name or a number"
         raise DataError(f"{where}: {name}: expected {expected}, got {str(value)[:80]!r}")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{where}: {name}: expected text in UTF-8, it has one half of a surrogate pair, as \\ud83d")
     return int(value) if isinstance(value, bool) else value
 
 

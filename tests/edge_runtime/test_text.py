@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +154,7 @@ def test_classes_come_from_lines() -> None:
         ('{"text": "a", "label": null}', "line 2: label: expected a name or a number, got 'None'"),
         ('{"text": "a", "label": NaN}', "line 2: label: expected a name or a number, got 'nan'"),
         ('{"text": "a", "label": "meh"}', "line 2 has the label 'meh'; expected bad, good"),
+        ('{"text": "\\ud83d", "label": "good"}', "line 2: text: expected text in UTF-8"),
         ("[" * 100_000, "line 2 is no JSON"),
         ("\xff", "line 2 is no text in UTF-8"),
     ],
@@ -218,8 +221,15 @@ def test_a_tokenizer_that_multiplies_tokens_is_refused(tokenizer: Path) -> None:
 
 def test_a_tokenizer_without_progress_is_ended(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_file, "PATIENCE", -1.0)
+    ended, kill = threading.Event(), token_file.subprocess.Popen.kill
+    monkeypatch.setattr(token_file.subprocess.Popen, "kill", lambda process: (kill(process), ended.set()))
+
+    def texts() -> Iterator[tuple[str, bool]]:
+        yield "good", True
+        ended.wait(60)  # on a quick machine the process would be through before the first look
+
     with pytest.raises(DataError, match="made no progress"):
-        load_samples(reviews(), classifier(), tokenizer=tokenizer)
+        token_file.write_ids(tokenizer, texts(), np.uint16, LENGTH)
 
 
 def test_a_wrong_tokenizer_is_refused(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

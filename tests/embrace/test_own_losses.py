@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime as ort
@@ -15,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import embrace
+from edge_runtime import bundle_loss
 from edge_runtime.bundle_files import map_weights, read_manifest
+from edge_runtime.bundle_loss import BundleLoss
 from edge_runtime.data import load_samples
 from edge_runtime.layers import BundleSource
 from edge_runtime.trainer import Received, Trainer, batches
-from federation.errors import FieldError, InputError
+from federation.errors import BundleError, FieldError, InputError
 from federation.messages import Task
 from model_export.ready_losses import ctc, ctc_of_torch
 
@@ -74,6 +77,11 @@ def masked(outputs: Tensor, labels: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return ((outputs - labels["wanted"]).square() * counts).sum(), counts.sum()
 
 
+def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Has a tensor of its own, and divides by the weights of the labels that a batch has."""
+    return F.cross_entropy(outputs, labels, weight=torch.tensor([1.0, 2.0, 0.5, 4.0]))
+
+
 def ranked(outputs: Tensor, labels: Tensor) -> Tensor:
     """Compares every sample with every other."""
     apart, wanted = (column[:, None] - column[None, :] for column in (outputs[:, 0], labels[:, 0]))
@@ -85,6 +93,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     "a sum": (summed, NUMBERS, "sum"),
     "what counts": (masked, {"wanted": NUMBERS, "mask": MASK}, "counted"),
     "samples compared": (ranked, NUMBERS, "batch"),
+    "weights of classes": (weighted, CLASSES, "batch"),
 }
 
 
@@ -117,7 +126,8 @@ def test_parts_of_a_batch_are_exact_or_refused(case: Any) -> None:
     task = Task(manifest.boundaries[0].name, 3, 10, 0.05, seed=3, micro_batch=4)
     received = Received(np.array(map_weights(bundle.path / manifest.weights.name, manifest.space)))
     if reduction == "batch":
-        with pytest.raises(FieldError, match="micro_batch: the loss memory:ranked is no mean over the samples"):
+        message = f"micro_batch: the loss memory:{function.__name__} is no mean over the samples"
+        with pytest.raises(FieldError, match=message):
             trainer.run(task, received)
         task = replace(task, micro_batch=None)
     outcome = trainer.run(task, received)
@@ -189,7 +199,7 @@ def test_heads_in_a_simulation(heads: embrace.Bundle) -> None:
 
 def test_a_label_that_a_head_does_not_have_is_refused(heads: embrace.Bundle) -> None:
     wrong = {"digit": CLASSES + 5, "angle": NUMBERS[:, :2]}
-    with pytest.raises(InputError, match="digit: sample 0 has"):
+    with pytest.raises(InputError, match=r"digit: sample \d has label \d, the model takes 0 to 4"):
         embrace.train(heads, (X, wrong), rounds=1)
     with pytest.raises(InputError, match="has no angle; the model 'Heads' takes the labels digit, angle"):
         embrace.train(heads, (X, {"digit": CLASSES}), rounds=1)
@@ -283,6 +293,16 @@ def test_what_cannot_be_a_loss_says_so(function: Callable[[Any, Any], Any], mess
 def test_labels_that_cannot_be_told_are_asked_for() -> None:
     with pytest.raises(InputError, match=r"takes labels of float32 \(4,\), int64 \(\); say which: --labels"):
         embrace.export(network(), sample=X, loss=lambda outputs, labels: F.cross_entropy(outputs, labels))
+    with pytest.raises(InputError, match=r"none of the usual kinds \(expected a number, .*got \(4, 4\)\); say which"):
+        embrace.export(network(), sample=X, loss=lambda outputs, labels: outputs)
+
+
+def test_a_graph_that_counts_nothing_sensible_is_refused(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, *_ = case
+    answers = Mock(run=Mock(return_value=[np.float32(1), np.float32(np.nan)]))
+    monkeypatch.setattr(bundle_loss, "inference_session", lambda *_: answers)
+    with pytest.raises(BundleError, match="the bundle's loss counts nan of 2 samples"):
+        BundleLoss(bundle.path, bundle.manifest).score(NUMBERS[:2], CLASSES[:2])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import embrace
 from edge_runtime.engine.portable import TrainingStep
@@ -231,6 +232,15 @@ def pieces(monkeypatch: pytest.MonkeyPatch):
 def export(model: Llama, **options) -> embrace.Bundle:
     given = {"classes_last": True, "next_token": True, "split": ["layers.1.mlp"]} | options
     return embrace.export(model, sample=tokens(), vocabulary=SHAPE.vocabulary, **given)
+
+
+def test_a_model_of_one_layer_is_trained_in_pieces(pieces) -> None:
+    pieces(64)
+    x = np.random.default_rng(0).standard_normal((4, LENGTH, 5)).astype(np.float32)
+    bundle = embrace.export(nn.Linear(5, 150, bias=False), sample=x, classes_last=True)
+    assert len(bundle.manifest.layers) == 1 and bundle.manifest.loss_chunk == 64
+    labels = np.random.default_rng(1).integers(0, 150, (4, LENGTH))
+    assert embrace.train(bundle, (x, labels), rounds=1, batch=2, holdout=0.25).after is not None
 
 
 @pytest.mark.parametrize(("words", "storage"), [(64, "int4"), (150, "int8"), (40, None)])

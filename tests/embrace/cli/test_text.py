@@ -125,3 +125,12 @@ def test_language_models_take_documents(embrace: Embrace, folder: Path, tmp_path
 def test_a_wrong_tokenizer_is_told_before_the_export(embrace: Embrace, tmp_path: Path) -> None:
     answer = embrace("export", "digits", "--tokenizer", tmp_path / "none.json", "--out", tmp_path / "b")
     assert answer.code == 2 and "no such file" in answer.error and not (tmp_path / "b").exists()
+
+
+def test_a_file_that_is_no_tokenizer_does_not_travel(embrace: Embrace, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    shape = ("--input", LENGTH, "--dtype", "int64", "--vocabulary", VOCABULARY, "--classes-last", "--next-token")
+    answer = embrace("export", f"{text_models.__file__}:Language", *shape, "--tokenizer", file, "--out", tmp_path / "b")
+    assert answer.code == 2 and not (tmp_path / "b").exists()
+    assert "it is no tokenizer.json that can be read" in answer.err
