@@ -20,6 +20,7 @@ from edge_runtime.connection import Unreachable, WrongConnection
 from edge_runtime.data import Samples, check_trainable, load_samples
 from edge_runtime.data.load import Data
 from edge_runtime.data.text import is_text
+from edge_runtime.data.token_file import TokenSpace
 from edge_runtime.data_reference import file_of
 from edge_runtime.device import Device, DeviceMemory
 from edge_runtime.device_state import KeptFiles, forget_finished
@@ -377,7 +378,8 @@ class Agent:
             data, tokenizer = self.device.data, self.device.tokenizer
             if tokenizer is None and not isinstance(data, tuple) and is_text(str(data)):
                 tokenizer = bundle.tokenizer()
-            samples, held_out = load_samples(data, bundle.manifest, tokenizer=tokenizer), None
+            space = TokenSpace(self.device.work, self._room.left)
+            samples, held_out = load_samples(data, bundle.manifest, tokenizer=tokenizer, space=space), None
             if task.holdout:  # by the device's own seed: the same samples in every round, also after a restart
                 samples, held_out = samples.split(task.holdout, task.seed)
             check_trainable(samples, self.device.allow_single_class)

@@ -16,6 +16,7 @@ from edge_runtime.data.pictures import folder_classes, read_folder
 from edge_runtime.data.samples import Samples, from_arrays
 from edge_runtime.data.table import read_table, table_classes
 from edge_runtime.data.text import is_text, read_texts, text_classes, text_form
+from edge_runtime.data.token_file import ANYWHERE, TokenSpace
 from edge_runtime.data.user_file import read_user_file
 from edge_runtime.data_reference import JSON_LINES, file_of
 from federation.errors import DataError, InputError
@@ -40,10 +41,18 @@ def load_classes(reference: str, label: str | None = None) -> list[str]:
     )
 
 
-def load_samples(data: Data, manifest: Manifest, *, label: str | None = None, tokenizer: Path | None = None) -> Samples:
+def load_samples(
+    data: Data,
+    manifest: Manifest,
+    *,
+    label: str | None = None,
+    tokenizer: Path | None = None,
+    space: TokenSpace = ANYWHERE,
+) -> Samples:
     """Open local data and check all of it against the model.
 
-    `label` is a .csv file's column, by name or number; `tokenizer` makes token ids of texts.
+    `label` is a .csv file's column, by name or number; `tokenizer` makes token ids of texts, which
+    are written in a `space`.
     """
     names = [item.name for item in manifest.inputs or ()]
     wanted = [item.name for item in manifest.loss.labels or ()]
@@ -59,7 +68,7 @@ def load_samples(data: Data, manifest: Manifest, *, label: str | None = None, to
         inputs, labels = read_user_file(reference, names, wanted)
         return from_arrays(inputs, labels, manifest, name=reference, about={"stored": "in memory"})
     if is_text(reference) and file_of(reference).exists() and (text_form(manifest) or not path.is_dir()):
-        inputs, labels, classes, about = read_texts(reference, manifest, tokenizer)
+        inputs, labels, classes, about = read_texts(reference, manifest, tokenizer, space)
         return from_arrays(inputs, labels, manifest, name=reference, about=about, class_names=classes)
     if path.is_dir() and names:
         raise DataError(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edge_runtime.data.input_adapter import Array, Rows, shape_text
 from edge_runtime.data.named_inputs import Inputs
 from edge_runtime.data.targets import order_classes
-from edge_runtime.data.token_file import write_ids
+from edge_runtime.data.token_file import ANYWHERE, TokenSpace, write_ids
 from edge_runtime.data_reference import JSON_LINES, text_fields
 from federation.errors import DataError, EmptyData
 from federation.inputs import NamedInput
@@ -95,7 +95,7 @@ def is_text(reference: str) -> bool:
 
 
 def read_texts(
-    reference: str, manifest: Manifest, tokenizer: Path | None
+    reference: str, manifest: Manifest, tokenizer: Path | None, space: TokenSpace = ANYWHERE
 ) -> tuple[Inputs, Array, list[str] | None, dict[str, Any]]:
     """Return inputs, labels, names of the classes if there are any, and a description."""
     form = text_form(manifest)
@@ -108,8 +108,8 @@ def read_texts(
         raise DataError(f"{reference} has texts, and the bundle no tokenizer: give --tokenizer tokenizer.json")
     try:
         if predicts_tokens(manifest):
-            return _language(reference, manifest, form, tokenizer)
-        return _classification(reference, manifest, form, tokenizer)
+            return _language(reference, manifest, form, tokenizer, space)
+        return _classification(reference, manifest, form, tokenizer, space)
     except OSError as error:
         raise DataError(f"cannot read {reference}: {error.strerror or error}") from None
 
@@ -120,7 +120,7 @@ def predicts_tokens(manifest: Manifest) -> bool:
 
 
 def _classification(
-    reference: str, manifest: Manifest, form: TextForm, tokenizer: Path
+    reference: str, manifest: Manifest, form: TextForm, tokenizer: Path, space: TokenSpace
 ) -> tuple[Inputs, Array, list[str] | None, dict[str, Any]]:
     labels: list[Label] = []
 
@@ -130,7 +130,7 @@ def _classification(
             labels.append(label)
             yield text, True
 
-    rows = write_ids(tokenizer, texts(), form.dtype, form.length)
+    rows = write_ids(tokenizer, texts(), form.dtype, form.length, space)
     if not labels:
         raise EmptyData(f"{reference} has no samples")
     numbers, names = _numbered(reference, labels, manifest)
@@ -140,9 +140,9 @@ def _classification(
 
 
 def _language(
-    reference: str, manifest: Manifest, form: TextForm, tokenizer: Path
+    reference: str, manifest: Manifest, form: TextForm, tokenizer: Path, space: TokenSpace
 ) -> tuple[Inputs, Array, list[str] | None, dict[str, Any]]:
-    ids = write_ids(tokenizer, _documents(reference), form.dtype, None)
+    ids = write_ids(tokenizer, _documents(reference), form.dtype, None, space)
     shift = 0 if manifest.loss.next_token else 1  # else labels are the tokens that follow
     count = max(0, len(ids) - shift) // form.length
     if count == 0:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,17 @@ _MEMORY, _MEMORY_PER_BYTE = 192 << 20, 32  # that a tokenizer may take: in any c
 _LOOK = 0.2
 
 
+@dataclass(frozen=True)
+class TokenSpace:
+    """Where token ids are written, and how many bytes they may take where the system can bound that."""
+
+    folder: Path | None = None  # None: the system's own for temporary files
+    most: int | None = None
+
+
+ANYWHERE = TokenSpace()
+
+
 def check_tokenizer(path: Path) -> None:
     """Refuse a tokenizer that cannot be used, before anything is read."""
     if importlib.util.find_spec("tokenizers") is None:
@@ -35,14 +47,16 @@ def check_tokenizer(path: Path) -> None:
         raise DataError(f"{path} has more than {MAX_TOKENIZER_BYTES >> 20} MiB; this is no tokenizer")
 
 
-def write_ids(tokenizer: Path, texts: Iterable[tuple[str, bool]], dtype: Any, length: int | None) -> Array:
+def write_ids(
+    tokenizer: Path, texts: Iterable[tuple[str, bool]], dtype: Any, length: int | None, space: TokenSpace = ANYWHERE
+) -> Array:
     """Make token ids of texts and map them: rows of `length` ids behind their number, or documents one after the other.
 
     A text that is not marked as an end goes on with the next one.
     """
     check_tokenizer(tokenizer)
-    with tempfile.TemporaryFile(prefix="embrace-tokens-") as file:
-        with _Tokenising(tokenizer, file, np.dtype(dtype), length) as process:
+    with tempfile.TemporaryFile(prefix="embrace-tokens-", dir=space.folder) as file:
+        with _Tokenising(tokenizer, file, np.dtype(dtype), length, space.most) as process:
             for text, ends in texts:
                 process.send(text, ends)
         size = file.seek(0, 2)
@@ -53,13 +67,16 @@ def write_ids(tokenizer: Path, texts: Iterable[tuple[str, bool]], dtype: Any, le
 class _Tokenising:
     """The process, which is ended when it makes no progress."""
 
-    def __init__(self, tokenizer: Path, file: IO[bytes], dtype: np.dtype[Any], length: int | None) -> None:
+    def __init__(
+        self, tokenizer: Path, file: IO[bytes], dtype: np.dtype[Any], length: int | None, most: int | None
+    ) -> None:
         self._tokenizer = tokenizer
         self._moved = time.monotonic()
         self._over = threading.Event()
         self._late = False
         self._most = _MEMORY + _MEMORY_PER_BYTE * tokenizer.stat().st_size
-        request = {"tokenizer": str(tokenizer.resolve()), "dtype": dtype.name, "length": length, "memory": self._most}
+        request = {"tokenizer": str(tokenizer.resolve()), "dtype": dtype.name, "length": length}
+        request |= {"memory": self._most, "disk": most}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "edge_runtime.data.tokenise", json.dumps(request)],
             stdin=subprocess.PIPE,

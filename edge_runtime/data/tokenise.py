@@ -7,6 +7,7 @@ the process when it makes no progress. Texts come on standard input, each behind
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -33,15 +34,16 @@ class Refused(Exception):
 
 def main(request: dict[str, Any]) -> None:
     """Write rows of `length` ids, each behind their number; or, without a length, documents one after the other."""
-    _bound_memory(request["memory"])
+    _bound(request["memory"], request["disk"])
     tokenizer = _open(request["tokenizer"])
     dtype, length = np.dtype(request["dtype"]), request["length"]
-    texts, out = _pieces(sys.stdin.buffer), sys.stdout.buffer
-    if length is None:
-        _write_documents(tokenizer, texts, dtype, out)
-    else:
-        _write_rows(tokenizer, texts, dtype, length, out)
-    out.flush()
+    texts = _pieces(sys.stdin.buffer)
+    # Not sys.stdout.buffer: with PYTHONUNBUFFERED that writes what fits on a full disk, and says nothing.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        if length is None:
+            _write_documents(tokenizer, texts, dtype, out)
+        else:
+            _write_rows(tokenizer, texts, dtype, length, out)
 
 
 def _write_rows(
@@ -116,23 +118,30 @@ def _open(path: str) -> Tokenizer:
         raise Refused(f"it is no tokenizer.json that can be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def _bound_memory(most: int) -> None:
-    """Let the system end this process when it asks for more, where the system can."""
+def _bound(memory: int, disk: int | None) -> None:
+    """Let the system refuse this process more than that, where the system can."""
     try:
         import resource
     except ModuleNotFoundError:
         return
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if disk is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (disk, disk))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    request = json.loads(sys.argv[1])
     try:
-        main(json.loads(sys.argv[1]))
+        main(request)
     except Refused as refusal:
         sys.stderr.write(f"{refusal}\n")
         sys.exit(REFUSED)
+    except OSError as error:
+        large = f"the ids that it makes take more than the {request['disk']} bytes that are left for them"
+        sys.stderr.write(f"{large if error.errno == errno.EFBIG else error}\n")
+        os._exit(REFUSED)  # what waits in the buffer could not be written either
     except MemoryError:
         sys.stderr.write("it takes more memory than a tokenizer of its size may\n")
         sys.exit(REFUSED)

@@ -232,6 +232,14 @@ def test_a_tokenizer_without_progress_is_ended(tokenizer: Path, monkeypatch: pyt
         token_file.write_ids(tokenizer, texts(), np.uint16, LENGTH)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="this system does not bound what a process writes")
+def test_ids_that_take_too_much_room_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    long = classifier(tuple(replace(item, shape=(20_000,)) for item in INPUTS))
+    space = token_file.TokenSpace(tmp_path, 1000)
+    with pytest.raises(DataError, match="the ids that it makes take more than the 1000 bytes that are left"):
+        load_samples(reviews(), long, tokenizer=tokenizer, space=space)
+
+
 def test_a_wrong_tokenizer_is_refused(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer.write_text("{}")
     with pytest.raises(DataError, match=r"it is no tokenizer.json that can be read"):
