@@ -432,7 +432,7 @@ def open_source(
 
 
 def named_labels(labels: ArrayLike | Mapping[str, ArrayLike]) -> list[NamedInput]:
-    """Describe labels by a batch of them; class numbers are below the highest that was seen."""
+    """Describe labels by a batch of them; nothing is said of how many classes there are."""
     arrays = labels if isinstance(labels, Mapping) else {"labels": labels}
     return named_inputs(arrays, None)
 

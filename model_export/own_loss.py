@@ -38,7 +38,10 @@ GRAPH_NAME = "loss.onnx"
 PREFIX = "loss:"  # of values: none of the model's begins so
 BATCH_SIZES = (1, 2, 5)  # at which the graph has to be the function
 TOLERANCE = 1e-4
-COUPLING_SAMPLES = 4
+COUPLING_SAMPLES, COUPLING_BATCHES = (
+    4,
+    range(1, 17),
+)  # by which it is found out; a label that is ignored has to be drawn
 IN_MEMORY = "memory"  # the reference of what was given as an object
 UNNAMED = "labels"  # of labels that are one tensor
 REMEDY = "write it with operations on whole tensors, and x.shape[0] where it has len(x)"
@@ -240,11 +243,11 @@ def _find_labels(own: OwnFunction, outputs: Sequence[NamedInput]) -> tuple[Named
 
 
 def _reduction(own: OwnFunction, outputs: tuple[NamedInput, ...], labels: tuple[NamedInput, ...]) -> Reduction:
-    """Find what the loss of a batch is of its samples, for two random batches; in float64 if the function takes it."""
+    """Find what the loss of a batch is of its samples, by random batches; in float64 if the function takes it."""
     try:
-        found = {_reduction_of(own, outputs, labels, seed, torch.float64) for seed in (1, 2)}
+        found = {_reduction_of(own, outputs, labels, seed, torch.float64) for seed in COUPLING_BATCHES}
     except RuntimeError:  # tensors of its own, as weights of classes, are float32
-        found = {_reduction_of(own, outputs, labels, seed, torch.float32) for seed in (1, 2)}
+        found = {_reduction_of(own, outputs, labels, seed, torch.float32) for seed in COUPLING_BATCHES}
     return found.pop() if len(found) == 1 else "batch"
 
 

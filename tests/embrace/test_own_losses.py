@@ -77,6 +77,11 @@ def masked(outputs: Tensor, labels: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return ((outputs - labels["wanted"]).square() * counts).sum(), counts.sum()
 
 
+def smoothed(outputs: Tensor, labels: Tensor) -> Tensor:
+    loss: Tensor = nn.CrossEntropyLoss(label_smoothing=0.2, ignore_index=1)(outputs, labels)
+    return loss
+
+
 def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
     """Has a tensor of its own, and divides by the weights of the labels that a batch has."""
     return F.cross_entropy(outputs, labels, weight=torch.tensor([1.0, 2.0, 0.5, 4.0]))
@@ -93,6 +98,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     "a sum": (summed, NUMBERS, "sum"),
     "what counts": (masked, {"wanted": NUMBERS, "mask": MASK}, "counted"),
     "samples compared": (ranked, NUMBERS, "batch"),
+    "label smoothing": (smoothed, CLASSES, "batch"),
     "weights of classes": (weighted, CLASSES, "batch"),
 }
 
