@@ -348,7 +348,7 @@ SPEEDUP = Table(
     "With two-sided rates, n times as many workers of a round take an n-th of the rounds.",
     {
         "smoke": lambda: _two_sided(2, 2, (2, 10), "digits", 1, (), devices=20, dataset="digits", samples=800),
-        "short": lambda: _two_sided(200, 2, (1, 10, 100), "mnist_2nn@0.25", 5, (), samples=10_000),
+        "short": lambda: _two_sided(200, 2, (1, 10, 100), "mnist_2nn@0.25", 5, (1, 2, 5, 10), samples=10_000),
         "full": lambda: _two_sided(1000, 10, WORKERS, "mnist_2nn", 1, (1, 2, 5, 10), stop_at=0.90),
     },
     (

@@ -130,7 +130,7 @@ def through_the_engine(tmp_path: Path) -> list[dict[str, Vector]]:
             task = engine.task(seat, number, facts, last=last.get(device))
             begun = begin(task, MANIFEST, Values(vectors), memory)
             contribution = finish(begun, trained(device, number, begun))
-            memory[id], last[device] = Kept(id, "first", contribution.kept), (number, id)
+            memory[id], last[device] = Kept(id, "first", contribution.kept, contribution.walked), (number, id)
             decoder, most = engine.decoder("first", number, facts)
             body = tmp_path / id
             body.write_bytes(b"".join(map(bytes, encode(contribution.tracks))))

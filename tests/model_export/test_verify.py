@@ -20,6 +20,7 @@ from model_export.zoo import ZOO
 HAS_ORT_TRAINING = importlib.util.find_spec("onnxruntime.training") is not None
 ENGINES = ("portable", "ort-training") if HAS_ORT_TRAINING else ("portable",)
 LONG = {"mobilenetv2", "resnet56_gn"}  # about thirty boundaries each
+WIDE = {"vgg11", "vgg16", "resnet56_gn"}  # a minute each; narrower ones of the same layers are quick
 
 
 def check_every_boundary(name, folder, choices):
@@ -35,12 +36,16 @@ def check_every_boundary(name, folder, choices):
     assert worst.largest() < TOLERANCE, (worst.boundary, worst.engine, worst.worst)
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in LONG])
+def slow_where_wide(name):
+    return pytest.param(name, marks=[pytest.mark.slow] if name in WIDE else [])
+
+
+@pytest.mark.parametrize("name", [slow_where_wide(name) for name in ZOO if name not in LONG])
 def test_a_zoo_model_agrees_with_pytorch_at_every_boundary(name, tmp_path):
     check_every_boundary(name, tmp_path / name, Choices(engines=ENGINES))
 
 
-@pytest.mark.parametrize("name", sorted(LONG))
+@pytest.mark.parametrize("name", [slow_where_wide(name) for name in sorted(LONG)])
 def test_a_deep_zoo_model_agrees_with_pytorch_at_every_boundary(name, tmp_path):
     check_every_boundary(name, tmp_path / name, Choices())
 

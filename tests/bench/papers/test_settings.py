@@ -23,7 +23,8 @@ FULL = {
     },
     "fedavg-effects": {"": {"devices": 100, "rate": "0.1", "server": 1.0, "model": "mnist_2nn", "rounds": 100}},
     "fedavg-speedup": {
-        "n = 1": {"rate": f"{1 / (math.sqrt(1000) * 10):.6g}", "steps": 10, "rounds": 1000},
+        "n = 1 for T": {"rate": f"{1 / (math.sqrt(1000) * 10):.6g}", "steps": 10, "rounds": 1000},
+        "n = 5 for T/n": {"rate": f"{1 / (math.sqrt(200) * 10):.6g}", "server": pytest.approx(50**0.5), "rounds": 200},
         "n = 50": {"server": pytest.approx(math.sqrt(10 * 50)), "joining": 50},
     },
     "embracing-scaling": {
