@@ -30,6 +30,8 @@ AT_WORK = 2_000_000  # bytes of anonymous memory that a process gains when it be
 LEAST_BARE = 10**6  # a bare number below was not meant as bytes
 PLENTY = 4  # times what is needed: with so much memory nothing has to be tried
 HOPELESS = 1.25  # what passed the limit takes at least so much more than was thought
+DOUBT = 1.2  # times the room: what is predicted to need no more may fit
+DOUBTED = 2  # boundaries of that kind that are tried
 
 
 def parse_size(text: str | int) -> int:
@@ -124,15 +126,31 @@ def largest_fitting(
 def search(
     manifest: Manifest, batch: int, profile: DeviceProfile, try_out: TryOut | None, buffers: int = 1
 ) -> tuple[Boundary, DeviceProfile, Trial | None]:
-    """Find what the coordinator would choose for a device, each candidate tried once; return what was learnt, too."""
-    trials: dict[str, Trial] = {}
+    """Find what the coordinator would choose for a device, each candidate tried once; return what was learnt, too.
+
+    A prediction may be too high: the boundaries next to the chosen one that it puts just above the room are tried, too.
+    """
+    trials: dict[str, Trial | None] = {}
     while True:
         best = OutputSide().choose(manifest, profile, batch, buffers)
-        if try_out is None or best.name in trials:
-            return best, profile, trials.get(best.name)
-        trial, profile = tried(manifest, batch, profile, best, try_out, buffers)
-        if trial is not None:
-            trials[best.name] = trial
+        if try_out is None:
+            return best, profile, None
+        doubtful = _just_above(manifest, batch, profile, best, buffers) if best.name in trials else [best]
+        untried = next((boundary for boundary in doubtful if boundary.name not in trials), None)
+        if untried is None:
+            return best, profile, trials[best.name]
+        trials[untried.name], profile = tried(manifest, batch, profile, untried, try_out, buffers)
+
+
+def _just_above(
+    manifest: Manifest, batch: int, profile: DeviceProfile, chosen: Boundary, buffers: int
+) -> list[Boundary]:
+    """List untried boundaries nearer to the input than the chosen one that seem to need a little more than there is."""
+    assert profile.memory is not None
+    nearer = [b for b in manifest.boundaries if b.narrow is None and b.layer < chosen.layer and profile.can_run(b)]
+    nearest = sorted(nearer, key=lambda boundary: -boundary.layer)[:DOUBTED]
+    untried = [b for b in nearest if profile.measured(manifest, b, batch) is None]
+    return [b for b in untried if profile.need(manifest, b, batch, buffers) <= DOUBT * profile.memory]
 
 
 def tried(

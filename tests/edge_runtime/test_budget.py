@@ -85,6 +85,20 @@ def test_trials_correct_the_prediction(manifest: Manifest) -> None:
     assert len(tried) == len(set(tried))
 
 
+def test_a_prediction_just_above_the_room_is_doubted(manifest: Manifest) -> None:
+    """Where everything takes less than predicted, the next boundary fits although its prediction does not."""
+    weak, places = manifest.boundary("weak"), sorted(manifest.boundaries, key=lambda boundary: boundary.layer)
+    nearer = next(place for place in reversed(places) if place.layer < weak.layer)
+    need = predicted_peak(manifest, nearer, 32)
+    room = int(0.9 * need)
+    assert predicted_peak(manifest, weak, 32) <= room < need
+    chosen, _, trial = largest_fitting(
+        manifest, 32, room, lambda b: Trial(predicted_peak(manifest, b, 32) // 2, 0.4, 0.1)
+    )
+    assert largest_fitting(manifest, 32, room, None)[0] == weak
+    assert chosen.layer <= nearer.layer and trial is not None and trial.anonymous <= room
+
+
 def test_a_trial_that_does_not_survive_means_less(manifest: Manifest) -> None:
     weak = manifest.boundary("weak")
 
