@@ -91,7 +91,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("admission")
     make_bundle(folder / "bundle", WIDTH)
     with live_server(folder, requests_per_second=10_000) as running:
-        running.create_job(folder / "bundle", num_rounds=1000)
+        # However busy the machine is, no device is late: what is tested is whether its request is served.
+        running.create_job(folder / "bundle", num_rounds=1000, participate={"lateness": 1000.0, "grace": 60.0})
         yield running
 
 
