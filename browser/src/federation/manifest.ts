@@ -176,6 +176,9 @@ function manifestOf(field: Field): Manifest {
   if (field.entries().some(([key]) => key === "stored")) {
     throw new BundleError("this model keeps frozen weights in a file of their own, which a page does not read; train it with 'embrace agent'");
   }
+  if (field.entries().some(([key]) => key === "loss_chunk")) {
+    throw new BundleError("this language model makes its outputs in pieces, which a page does not score; train it with 'embrace agent'");
+  }
   const get = field.table(FIELDS.split(" "));
   get("version").integer(1, 1);
   if (get("loss").entries().some(([key]) => key === "own" || key === "heads")) {
