@@ -252,6 +252,8 @@ class FoldWorker:
     def _write_version(self, job: OpenJob, folded: _Folded, updates: list[UpdateRecord], devices: int) -> None:
         engine, version = job.engine, job.state.version
         place = (job.id, version, engine.space, engine.vector_names)
+        if engine.plan.serve.combine == "mean":
+            self._versions.keep_sums(job.id, version + 1, folded.sums, devices)
         bodies = [(folded.updates[update.task].model, BodyReader(self._bodies.file(update))) for update in updates]
         changes = engine.changes(folded.sums, self._versions.read(*place), devices, bodies)
         self._versions.write_next(*place, changes)

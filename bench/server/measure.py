@@ -73,7 +73,7 @@ def _machine(flower_python: Path | None) -> dict[str, str]:
 
 def _check_disk(folder: Path, devices: int, parameters: int) -> None:
     """Check the free space: a round keeps every body until it is over."""
-    needed = 4 * parameters * (devices + 6) + SPARE
+    needed = 4 * parameters * (devices + 10) + SPARE
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(

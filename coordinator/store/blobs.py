@@ -3,6 +3,7 @@
 bundles/SHA256/...                     as exported, by the hash of the manifest
 jobs/JOB/versions/N.safetensors        the weights after N rounds
 jobs/JOB/versions/N.state              the vectors of the server's state then, if the algorithm has any
+jobs/JOB/versions/N.sums               the sums that version N was made of (sums.py)
 jobs/JOB/versions/N.evaluated          a second key of the weights while they wait for their score
 jobs/JOB/versions/N.best               ... and of those that are the best so far
 data/SHA256.safetensors                uploaded samples that versions are scored on

@@ -14,18 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.store.blobs import Blobs, safe
+from coordinator.store.sums import write_sums
 from edge_runtime.bundle_files import map_weights, write_weights
 from edge_runtime.files import make_folder
 from federation.layout import MODEL
+from federation.round_sums import RoundSums
 from federation.server_step import Change
 from federation.space import Parameter, ParameterSpace, Vector
 from federation.weights import header
 
 _WEIGHTS = ".safetensors"
 _STATE = ".state"
+_SUMS = ".sums"  # that the version was made of
 _WAITING = ".evaluated"  # to be scored
 _BEST = ".best"  # the best so far
-_NUMBERED = (_WEIGHTS, _STATE)  # of which only the newest stay
+_NUMBERED = (_WEIGHTS, _STATE, _SUMS)  # of which only the newest stay
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class Versions:
 
     def weights(self, job: str, version: int) -> Path:
         return self._blobs.file(_key(job, version, _WEIGHTS))
+
+    def sums(self, job: str, version: int) -> Path:
+        """Return the sums that a version was made of (sums.py); they need not be there."""
+        return self._blobs.file(_key(job, version, _SUMS))
+
+    def keep_sums(self, job: str, version: int, sums: RoundSums, devices: int) -> None:
+        """Keep the sums that a version is made of, before it is there; `devices` have taken part in the job."""
+        draft = self._blobs.draft(_key(job, version, _SUMS))
+        write_sums(draft, sums, devices)
+        self._blobs.commit(draft, _key(job, version, _SUMS))
 
     def create(self, job: str, weights: Path, vectors: Mapping[str, Vector]) -> None:
         """Make version 0 of a job from the weights of its bundle; an algorithm without state has no file of it."""
@@ -98,9 +111,12 @@ class Versions:
             self._blobs.commit(drafts[kind], _key(job, version + 1, kind))
 
     def forget(self, job: str, before: int) -> None:
-        """Delete older versions, also one that was left over when the process was killed."""
+        """Delete older versions, also one that was left over when the process was killed.
+
+        With a version go the sums that lead from it to the next: they are of no use without it.
+        """
         old = [_key(job, number, kind) for number, kind in self._list(job) if number < before and kind in _NUMBERED]
-        self._blobs.delete(*old)
+        self._blobs.delete(*old, _key(job, before, _SUMS))
 
     def folder(self, job: str) -> str:
         """Return the key below which all versions of a job are."""
@@ -141,7 +157,7 @@ class Versions:
 
     def kept(self, job: str) -> list[int]:
         """List the versions whose weights can be fetched."""
-        return sorted({number for number, kind in self._list(job) if kind != _STATE})
+        return sorted({number for number, kind in self._list(job) if kind not in (_STATE, _SUMS)})
 
     def _list(self, job: str) -> list[tuple[int, str]]:
         """The number and the kind of every file of a job, drafts left out."""

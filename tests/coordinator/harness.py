@@ -37,7 +37,9 @@ from coordinator.store.repository import Repository
 from edge_runtime.bundle_files import map_weights
 from edge_runtime.data import Samples
 from edge_runtime.sample_file import write_samples
+from federation.algorithm import Facts
 from federation.axes.cover import DeviceProfile
+from federation.engine import RoundEngine
 from federation.job import plan_from
 from federation.manifest import (
     MANIFEST_NAME,
@@ -47,7 +49,7 @@ from federation.manifest import (
 )
 from federation.messages import Report, TaskOffer
 from federation.space import Vector
-from federation.wire import CheckedUpdate, encode_layers
+from federation.wire import CheckedUpdate, encode, encode_layers
 from tests import tiny_bundle
 from tests.coordinator.databases import database_url
 from tests.waiting import PATIENCE, wait_until
@@ -109,6 +111,15 @@ def body_of(manifest: Manifest, offer: Any, vector: Vector | None = None) -> byt
     vector = scripted(manifest, offer) if vector is None else vector
     layer = manifest.boundary(offer.work["boundary"]).layer
     return b"".join(bytes(part) for part in encode_layers(manifest.space, layer, vector))
+
+
+def full_body(engine: RoundEngine, offer: Any, facts: Facts) -> bytes:
+    """What a device sends for a task, with every track of the algorithm: a function of task and track."""
+    number, seat, _ = task_parts(offer.id)
+    tracks = engine.layout(offer.work["boundary"], number, facts).tracks
+    rngs = {name: np.random.default_rng([number, seat, *name.encode()]) for name in tracks}
+    vectors = {name: (own, rngs[name].normal(0, 0.1, own.size).astype(np.float32)) for name, own in tracks.items()}
+    return b"".join(bytes(part) for part in encode(vectors))
 
 
 def only(answers: Sequence[Any]) -> Any:
@@ -221,9 +232,16 @@ class World:
     def send(
         self, device: str, offer: TaskOffer, vector: Vector | None = None, samples: Any = 1, **report: Any
     ) -> None:
-        """An update, as the API hands it over."""
+        """An update of the model alone, as the API hands it over."""
+        self._send(device, offer, body_of(self.manifest, offer, vector), {"samples": samples, **report})
+
+    def send_all(self, device: str, offer: TaskOffer, **report: Any) -> None:
+        """An update of everything that the algorithm of a job asks for; of control variates and momenta, too."""
+        job = self.coordinator._jobs[offer.job]
+        self._send(device, offer, full_body(job.engine, offer, job.state.facts), report)
+
+    def _send(self, device: str, offer: TaskOffer, body: bytes, report: dict[str, Any]) -> None:
         receiving = self.coordinator.receive(device, offer.id)
-        body = body_of(self.manifest, offer, vector)
         try:
             receiving.path.write_bytes(body)
             receiving.decoder.feed(body)
@@ -232,7 +250,7 @@ class World:
             receiving.path.unlink(missing_ok=True)
             raise
         sha256 = hashlib.sha256(body).hexdigest()
-        self.accept(device, receiving, checked, sha256, {"samples": samples, **report})
+        self.accept(device, receiving, checked, sha256, report)
 
     def settle(self) -> None:
         settle(self.coordinator)

@@ -26,11 +26,12 @@ def final(world: World, rounds: int = 3) -> dict[str, bytes]:
         "2.state",
         "3.safetensors",
         "3.state",
+        "3.sums",
     ]
     return {path.name: path.read_bytes() for path in places}
 
 
-@pytest.mark.parametrize("suffix", [".state", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".sums", ".state", ".safetensors"])
 def test_the_round_is_closed_again(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
