@@ -2,23 +2,25 @@
 
 All engines run in one process, on the same data, with the same number of threads, taking turns (A B C, B C A, …), so
 that whatever else the machine does meets all of them alike, and none always finds the caches as another left them.
-Ratios are medians over rounds, each round compared with itself.
+Ratios are medians over rounds, each round compared with itself. One thread is timed by the processor time that it
+took, which other programs on the machine lengthen least; several by the clock.
 
 A bundle is timed as it is, and needs no PyTorch; any other model is exported first.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import onnxruntime
@@ -36,6 +38,8 @@ from federation.narrow import take_corners
 if TYPE_CHECKING:
     from bench.device.torch_step import TorchReference
 
+OURS = "portable"
+PEERS = ("channels-last", "compile")  # beside PyTorch eager and onnxruntime-training
 WARM_UP = 3
 SEED = 1
 TOLERANCE = 1e-4  # before anything is timed, the losses have to agree
@@ -57,6 +61,17 @@ class Timing:
 
     def minimum(self, engine: str) -> float:
         return min(self.rounds[engine])
+
+    @property
+    def peers(self) -> list[str]:
+        """Engines that ours is compared with."""
+        return [engine for engine in self.rounds if engine != OURS] if OURS in self.rounds else []
+
+    @property
+    def worst(self) -> float:
+        """How many times longer than ours the fastest peer takes; infinite without one."""
+        ratios = [self.ratio(peer, OURS) for peer in self.peers]
+        return min((ratio for ratio in ratios if ratio is not None), default=math.inf)
 
     def ratio(self, engine: str, other: str) -> float | None:
         """How many times longer `engine` takes; None if one of them was not timed."""
@@ -84,10 +99,15 @@ def bench_step(
     threads: int = 1,
     boundaries: str = "tiers",
     rounds: int = 30,
+    peers: Sequence[str] = PEERS[:1],
     progress: Progress = lambda what, done, total: None,
 ) -> StepReport:
     """Time boundaries (NAME,… or 'tiers' or 'all') of a bundle's directory, or of a model that is exported first."""
     notes: list[str] = []
+    unknown = [name for name in peers if name not in PEERS]
+    if unknown:
+        raise InputError(f"--peers: expected {', '.join(PEERS)} or none, got {', '.join(unknown)}")
+    clock = time.process_time if threads == 1 else time.perf_counter
     with ExitStack() as stack:
         directory = Path(reference)
         if directory.is_dir():
@@ -101,10 +121,13 @@ def bench_step(
             manifest, chosen = export_for_steps(reference, directory, boundaries, notes, progress)
         module = _torch_reference(directory, manifest, notes)
         if module is not None:
-            from bench.device.torch_step import torch_threads
+            from bench.device.torch_step import COMPILED, can_compile, torch_threads
 
+            if COMPILED in peers and not can_compile():
+                peers = [name for name in peers if name != COMPILED]
+                notes.append("compile: torch.compile needs a C++ compiler (g++), so it is not timed")
             stack.enter_context(torch_threads(threads))
-        case = _Case(manifest, directory, batch, threads, module)
+        case = _Case(manifest, directory, batch, threads, module, peers)
         timings = []
         for number, (boundary, tiers) in enumerate(chosen):
             steps = case.steps(boundary, notes)
@@ -112,10 +135,10 @@ def bench_step(
             for turn in range(-WARM_UP, rounds):
                 progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
                 for name, step in _rotated(list(steps.items()), turn):
-                    started = time.perf_counter()
+                    started = clock()
                     step()
                     if turn >= 0:
-                        timing.rounds[name].append(1e3 * (time.perf_counter() - started))
+                        timing.rounds[name].append(1e3 * (clock() - started))
             timings.append(timing)
     versions = {} if module is None else {"torch": module.version}
     versions["onnxruntime"] = onnxruntime.__version__
@@ -162,11 +185,18 @@ class _Case:
     """The data of a measurement: one random batch as it arrives at every layer, and every engine's step on it."""
 
     def __init__(
-        self, manifest: Manifest, directory: Path, batch: int, threads: int, module: TorchReference | None
+        self,
+        manifest: Manifest,
+        directory: Path,
+        batch: int,
+        threads: int,
+        module: TorchReference | None,
+        peers: Sequence[str],
     ) -> None:
         self.manifest = manifest
         self.directory = directory
         self.module = module
+        self.peers = peers
         self.settings = RuntimeSettings(threads)
         self.vector = np.array(map_weights(directory / manifest.weights.name, manifest.space))
         self.labels = random_labels_of(manifest, batch)
@@ -178,11 +208,11 @@ class _Case:
         losses: dict[str, float] = {}
         x = self.entering(boundary)
         if self.module is not None:
-            own = self.module.step(boundary, self.entering, self.labels)
-            if own is not None:
-                steps["torch"] = own
-                losses["torch"] = self.module.loss(own, boundary, SEED)
-            else:
+            found = self.module.steps(boundary, self.entering, self.labels, SEED, self.peers, notes)
+            for name, (own, loss) in found.items():
+                steps[name] = own
+                losses[name] = loss
+            if not found:
                 notes.append(f"torch: no part of the module starts at {boundary.name}, so PyTorch is not timed there")
         for engine in self._engines(boundary, notes):
             step = open_step(self.directory, self.manifest, boundary, engine, self.settings)
@@ -192,7 +222,7 @@ class _Case:
             step.parameters[:] = vector[step.suffix]
             steps[engine] = partial(step.run, x, self.labels, SEED)
             losses[engine] = steps[engine]()
-        if not losses.keys() - {"torch"}:
+        if not losses.keys() & set(get_args(EngineName)):
             raise InputError(f"boundary {boundary.name}: no engine that is installed here can train from it")
         _check_losses(boundary, losses)
         return steps
@@ -207,7 +237,7 @@ class _Case:
 
 
 def _check_losses(boundary: Boundary, losses: dict[str, float]) -> None:
-    first, expected = next((name, loss) for name, loss in losses.items() if name != "torch")
+    first, expected = next((name, loss) for name, loss in losses.items() if name in get_args(EngineName))
     for name, loss in losses.items():
         if not abs(loss - expected) <= TOLERANCE * max(abs(expected), 1.0):
             raise VerificationError(

@@ -1,8 +1,9 @@
-"""PyTorch eager beside the engines of devices: the trained part of a module, timed alone."""
+"""PyTorch beside the engines of devices, eager, channels-last and compiled: the trained part of a module, alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ from model_export.short_memory import HeadLayout, short_memory
 from model_export.source import ModelSource, load_source
 from model_export.verify import rebuild_source
 
+EAGER, CHANNELS_LAST, COMPILED = "torch", "channels-last", "compile"  # kinds of PyTorch
+
+
+def can_compile() -> bool:
+    """Tell whether torch.compile has the C++ compiler that it needs."""
+    return any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+
 
 class TimedTorchStep:
     """The trained part alone: its input is the stored activation and needs no gradient."""
@@ -40,15 +48,36 @@ class TimedTorchStep:
         self.layout = HeadLayout(suffix, boundary) if boundary.head else None
         self.x = torch.from_numpy(x)
         self.labels = torch.from_numpy(labels)
+        self.compute: Callable[[torch.Tensor], torch.Tensor] = self._compute
 
     def __call__(self) -> float:
         self.suffix.zero_grad(set_to_none=True)
         x, heads = self.layout.unpack(self.x) if self.layout else (self.x, None)
         with short_memory(self.last_steps, heads):
-            predictions = self.suffix(x)
-        value = torch_loss(self.loss, predictions, self.labels)
+            value = self.compute(x)
         value.backward()
         return value.item()
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        return torch_loss(self.loss, self.suffix(x), self.labels)
+
+    def hold_channels_last(self) -> None:
+        """Hold images and kernels as [N, height, width, channels], which PyTorch's convolutions prefer."""
+        self.suffix.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.x = self.x.contiguous(memory_format=torch.channels_last)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Drop nothing meanwhile: a compiled step draws masks that no other engine can draw."""
+        dropouts = [module for module in self.suffix.modules() if isinstance(module, nn.Dropout)]
+        rates = [module.p for module in dropouts]
+        try:
+            for module in dropouts:
+                module.p = 0.0
+            yield
+        finally:
+            for module, rate in zip(dropouts, rates, strict=True):
+                module.p = rate
 
 
 class TorchReference:
@@ -75,11 +104,53 @@ class TorchReference:
         part = suffix_module(module, entering.layers[0], entering.layers[boundary.layer], boundary.layer)
         return None if part is None else TimedTorchStep(part, self.manifest.loss, entering(boundary), labels, boundary)
 
+    def steps(
+        self,
+        boundary: Boundary,
+        entering: Entering,
+        labels: np.ndarray[Any, Any],
+        seed: int,
+        kinds: Sequence[str],
+        notes: list[str],
+    ) -> dict[str, tuple[TimedTorchStep, float]]:
+        """Return the steps that can be timed, eager first, each with the loss that the other engines should have."""
+        eager = self.step(boundary, entering, labels)
+        if eager is None:
+            return {}
+        found = {EAGER: (eager, self.loss(eager, boundary, seed))}
+        if CHANNELS_LAST in kinds and eager.x.ndim == 4:
+            other = self._again(boundary, entering, labels)
+            other.hold_channels_last()
+            found[CHANNELS_LAST] = other, self.loss(other, boundary, seed)
+        if COMPILED in kinds:
+            other = self._again(boundary, entering, labels)
+            try:
+                found[COMPILED] = other, found[EAGER][1] + _compile(other)
+            except RuntimeError as error:  # whatever the compiler does not understand
+                notes.append(f"compile: {str(error).strip().splitlines()[0]}; so it is not timed at {boundary.name}")
+        return found
+
+    def _again(self, boundary: Boundary, entering: Entering, labels: np.ndarray[Any, Any]) -> TimedTorchStep:
+        step = self.step(boundary, entering, labels)
+        assert step is not None  # there was one before
+        return step
+
     def loss(self, step: TimedTorchStep, boundary: Boundary, seed: int) -> float:
         """Compute the loss with the dropout masks of the other engines."""
         skipped = sum(layer.dropouts for layer in self.manifest.layers[: boundary.layer])
         with seeded_dropout(seed, skip=skipped, count=skipped):
             return step()
+
+
+def _compile(step: TimedTorchStep) -> float:
+    """Let torch.compile write a step, which takes long; return how much that changes its loss without dropout."""
+    torch._dynamo.reset()
+    with step.without_dropout():
+        eager = step()
+        step.compute = torch.compile(step.compute)
+        compiled = step()
+    step()  # compiles again, with dropout
+    return compiled - eager
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 import embrace as public
-from bench.device.step import Timing
+from bench.device.step import StepReport, Timing
 from bench.device.torch_step import suffix_module
+from embrace.cli.bench.step import _table
 from federation.errors import MissingPackage
 from model_export.ort_runner import training_module
 from tests.stock_python import ROOT
@@ -46,9 +47,33 @@ def test_json(embrace: Embrace) -> None:
         "dense": ["weak"],
     }
     for row in facts["boundaries"]:
-        assert set(row["milliseconds"]) == ENGINES
+        images = row["name"] != "dense"
+        assert set(row["milliseconds"]) == ENGINES | ({"channels-last"} if images else set())
         assert all(0 < m["minimum"] <= m["median"] for m in row["milliseconds"].values())
-        assert row["ratios"]["portable/torch"] > 0
+        assert row["ratios"].keys() == {f"{engine}/portable" for engine in set(row["milliseconds"]) - {"portable"}}
+
+
+def test_several_models_and_batches_with_the_worst_ratio_first(embrace: Embrace) -> None:
+    answer = embrace("bench", "step", "mnist_lr", "digits", "--rounds", 1, "--batch", 2, "--batch", 4, "--json")
+    cases = [(report["model"], report["batch"]) for report in answer.json["reports"]]
+    assert cases == [("mnist_lr", 2), ("mnist_lr", 4), ("digits", 2), ("digits", 4)]
+    timings = [Timing("slower", [], {"portable": [2.0], "torch": [4.0]})]
+    timings += [Timing("faster", [], {"portable": [2.0], "torch": [1.0], "compile": [9.0]}), Timing("alone", [])]
+    report = StepReport("m", 4, 1, {}, timings, [])
+    columns = _table([report], 1).columns
+    assert [str(cell) for cell in columns[1].cells] == ["faster", "slower", "alone"]
+    assert [column.header for column in columns[-2:]] == ["torch / portable", "compile / portable"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
+def test_a_compiled_step_has_the_same_loss(embrace: Embrace) -> None:
+    """With dropout, too: what is compared is the loss without it."""
+    options = ("--boundaries", "weak", "--rounds", 1, "--batch", 2, "--peers", "compile", "--json")
+    for model in ("digits", "text_transformer"):
+        answer = embrace("bench", "step", model, *options)
+        found = answer.json["boundaries"][0]["milliseconds"]
+        assert "compile" in found or any(note.startswith("compile: ") for note in answer.json["notes"])
 
 
 def test_table_and_picture(embrace: Embrace, tmp_path: Path) -> None:
@@ -117,6 +142,8 @@ def test_a_bundle_needs_no_pytorch(models: Path, tmp_path: Path) -> None:
         (("resnet21",), "no zoo model is called 'resnet21'"),
         (("digits", "--boundaries", "conv9"), "no layer starts with a module named 'conv9'"),
         (("digits", "--boundaries", ","), "expected names separated by commas"),
+        (("digits", "--peers", "tensorflow"), "--peers: expected channels-last, compile or none, got tensorflow"),
+        (("digits", "mnist_lr", "--plot", "x.png"), "--plot: draws one model at one batch size"),
     ],
 )
 def test_wrong_requests(embrace: Embrace, arguments: tuple[str, ...], message: str) -> None:
