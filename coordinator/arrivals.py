@@ -1,4 +1,8 @@
-"""Updates that arrive: where a body goes, whether it counts, and that it is recorded before its device hears so."""
+"""Updates that arrive: where a body goes, whether it counts, and that it is recorded before its device hears so.
+
+A body that comes to this process is checked as it comes. One that its device puts into object storage is recorded when
+the device says so, and checked later by the fold worker: until then it does not count, and its round waits for it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator import standings
+from coordinator.body_check import read_body
 from coordinator.credentials import new_id
 from coordinator.errors import NotFound, Refused
-from coordinator.jobs import FoldUpdate, OpenJob, OpenJobState, ReachPoint, UnitOfWork, Units
+from coordinator.jobs import CheckUpdate, FoldUpdate, OpenJob, OpenJobState, ReachPoint, UnitOfWork, Units
 from coordinator.presence import Presence
 from coordinator.store.bodies import Bodies
 from coordinator.store.schema import UpdateRecord
 from federation import cohort
 from federation.errors import EmbraceError, InputError
 from federation.round_sums import Reached
-from federation.wire import CheckedUpdate, UpdateDecoder
+from federation.wire import CheckedUpdate, UpdateDecoder, WireError
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,10 @@ class Receiving:
     path: Path
     decoder: UpdateDecoder
     most: int  # bytes that it can have
+
+    def check_size(self, size: int) -> None:
+        if size > self.most:
+            raise WireError(f"the body has {size} bytes, and {self.most} are the most that it can have")
 
 
 @dataclass(frozen=True)
@@ -41,8 +51,28 @@ class Arrival:
     own_name: str = ""  # of the body, where other processes may receive the same one
 
     @property
+    def task(self) -> str:
+        return self.receiving.task
+
+    @property
+    def bytes(self) -> int:
+        return self.checked.size
+
+    @property
     def body(self) -> tuple[Path, str, str]:
-        return self.receiving.path, self.receiving.task, self.own_name or self.sha256
+        return self.receiving.path, self.task, self.own_name or self.sha256
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """An update that lies in object storage, as its device describes it."""
+
+    device: str
+    task: str
+    own_name: str  # of the body
+    sha256: str
+    bytes: int
+    report: dict[str, Any]
 
 
 def job_of(task: str) -> str:
@@ -123,13 +153,12 @@ class Arrivals:
 
     def _record(self, work: UnitOfWork, arrival: Arrival) -> Exception | None:
         """Record an update; return None, or why it does not count."""
-        task = arrival.receiving.task
+        task = arrival.task
         try:
             job, seat, attempt = self.held(arrival.device, task)
-            samples = _samples(arrival.report, job.engine.plan.bounds.max_samples)
+            update = _row(work, job, seat, arrival, checked=True)
         except EmbraceError as error:
             return error
-        number = job.state.round.number
         effects = work.advance(job, cohort.UpdateArrived(arrival.device, seat.number, attempt))
         for effect in effects:
             if isinstance(effect, cohort.AcceptUpdate):
@@ -138,20 +167,6 @@ class Arrivals:
                 return Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
             if isinstance(effect, cohort.AlreadyAccepted):  # twice at once
                 return Refused("this update has arrived already", "duplicate")
-        update = UpdateRecord(
-            task=task,
-            job=job.id,
-            round=number,
-            slot=seat.number,
-            device=arrival.device,
-            sha256=arrival.sha256,
-            bytes=arrival.checked.size,
-            samples=samples,
-            weight=job.engine.weight(samples),
-            report=arrival.report,
-            arrived_at=work.now,
-            body=arrival.own_name,
-        )
         work.add_update(update)
         # In front: if this is the last of a round, it is folded before the round is closed.
         work.outbox[:0] = [ReachPoint("after-record"), FoldUpdate(job, update, arrival.checked)]
@@ -178,6 +193,95 @@ class Arrivals:
         number = job.state.round.number
         return update.round == number or (update.round == number - 1 and job.engine.inherits(number))
 
+    # --- through object storage --------------------------------------------------------------------------------------
+
+    def complete_all(self, uploads: Sequence[Uploaded]) -> list[bool | Exception]:
+        """Record several updates that lie in object storage; return for each whether it is checked and counts.
+
+        A device repeats itself until that is so, or hears why the update was refused.
+        """
+        with self._units.begin(*{job_of(upload.task) for upload in uploads}) as work:
+            self._presence.came(work.session, [upload.device for upload in uploads], work.now)
+            return [self._hold(work, upload) for upload in uploads]
+
+    def _hold(self, work: UnitOfWork, upload: Uploaded) -> bool | Exception:
+        """Record that an update is to be checked, once; return whether it counts by now, or why it does not."""
+        task = upload.task
+        known = self._repository.update(work.session, task)
+        if known is not None and known.device == upload.device and known.checked:
+            return True
+        try:
+            job, seat, attempt = self.held(upload.device, task)
+            if known is not None:
+                return False
+            update = _row(work, job, seat, upload, checked=False)
+            self._receiving(task, job, job.state, seat).check_size(upload.bytes)
+        except EmbraceError as error:
+            return self._refusal(work, task) or error
+        for effect in work.advance(job, cohort.UpdateUploaded(upload.device, seat.number, attempt)):
+            if isinstance(effect, cohort.HoldUpdate):
+                work.add_update(update)
+                work.outbox += [ReachPoint("after-complete"), CheckUpdate(job, update)]
+            if isinstance(effect, cohort.RejectUpdate):
+                late = Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
+                return self._refusal(work, task) or late
+        return False
+
+    def _refusal(self, work: UnitOfWork, task: str) -> WireError | None:
+        """Find why an update was found unsound, if it was."""
+        why = self._repository.failure_of_task(work.session, job_of(task), task, standings.REFUSED)
+        return None if why is None else WireError(why)
+
+    def check(self, update: UpdateRecord) -> None:
+        """Check an update that was uploaded, and let it count or refuse it. OSError: it cannot be read now."""
+        verdict: CheckedUpdate | InputError
+        try:
+            job, seat, _ = self.held(update.device, update.task)
+            decoder = self._receiving(update.task, job, job.state, seat).decoder
+            verdict, sha256 = read_body(self._bodies.file(update), decoder)
+            if sha256.hex() != update.sha256:
+                raise WireError("the body has another sha256 than its device said")
+        except InputError as error:  # its round may be over since
+            verdict = error
+        self._reached("after-check")
+        self.settle(update, verdict)
+
+    def settle(self, update: UpdateRecord, verdict: CheckedUpdate | InputError) -> None:
+        """Let an update that was checked count, or remove it; nothing happens if another process has done so."""
+        with self._units.begin(update.job) as work:
+            known = self._repository.update(work.session, update.task)
+            if known is None or known.checked:
+                return
+            counts = self._decide(work, update, verdict)
+            if counts:
+                self._repository.mark_checked(work.session, update.task)
+            else:
+                self._repository.delete_updates(work.session, [update.task])
+        if not counts:
+            self._bodies.delete_all([update])
+
+    def _decide(self, work: UnitOfWork, update: UpdateRecord, verdict: CheckedUpdate | InputError) -> bool:
+        """Tell the round of a verdict; return whether the update counts."""
+        sound = isinstance(verdict, CheckedUpdate)
+        if isinstance(verdict, WireError) and update.job in self._jobs:
+            known = self._jobs[update.job]
+            told = {"task": update.task, "device": update.device, "reason": standings.REFUSED, "message": str(verdict)}
+            work.failed(known, update.device, standings.REFUSED, str(verdict))
+            work.note(known, "TaskFailed", told)
+        try:
+            job, seat, attempt = self.held(update.device, update.task)
+        except (NotFound, Refused):
+            return False
+        effects = work.advance(job, cohort.UpdateChecked(update.device, seat.number, attempt, sound))
+        accepted = next((effect.seat for effect in effects if isinstance(effect, cohort.AcceptUpdate)), None)
+        if accepted is None:
+            return False
+        assert isinstance(verdict, CheckedUpdate)
+        work.succeeded(job, accepted)
+        # In front: if this is the last of a round, it is folded before the round is closed.
+        work.outbox[:0] = [ReachPoint("after-record"), FoldUpdate(job, replace(update, checked=True), verdict)]
+        return True
+
     def held(self, device: str, task: str) -> tuple[OpenJob, cohort.Seat, int]:
         """Find the job, the seat and the attempt of a task, if it ever was this device's."""
         id, _, rest = task.partition("-")
@@ -200,6 +304,25 @@ class Arrivals:
         if not 0 <= slot < len(round.slots) or device not in round.slots[slot].holders:
             raise NotFound(f"there is no task {task!r}")  # another device's tasks are not this one's to know
         return job, round.slots[slot], attempt
+
+
+def _row(work: UnitOfWork, job: OpenJob, seat: cohort.Seat, sent: Arrival | Uploaded, *, checked: bool) -> UpdateRecord:
+    samples = _samples(sent.report, job.engine.plan.bounds.max_samples)
+    return UpdateRecord(
+        task=sent.task,
+        job=job.id,
+        round=job.state.round.number,
+        slot=seat.number,
+        device=sent.device,
+        sha256=sent.sha256,
+        bytes=sent.bytes,
+        samples=samples,
+        weight=job.engine.weight(samples),
+        report=sent.report,
+        arrived_at=work.now,
+        body=sent.own_name,
+        checked=checked,
+    )
 
 
 def _samples(report: dict[str, Any], most: int) -> int:

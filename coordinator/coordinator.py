@@ -24,6 +24,7 @@ from coordinator.evaluation import EvaluationLimits, Evaluations
 from coordinator.folding import FoldWorker
 from coordinator.jobs import (
     AdmitJob,
+    CheckUpdate,
     DeleteBodies,
     Effect,
     EvaluateVersion,
@@ -107,14 +108,14 @@ class Coordinator:
             self._sharing = Sharing(self._units, self._jobs, self._engine_of, self._heard, self._forgotten)
             self._units.shared = self._sharing
         self.tell_registry: Callable[[News], None] = lambda news: None
-        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached, self._keeps)
+        arrivals = Arrivals(self._units, self._bodies, self._jobs, self.presence, reached, self._refresh)
+        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached, self._keeps, arrivals.check)
         self._data = EvaluationData(blobs, None if folder is None else Path(folder))
         self._best = BestVersions(repository, self._versions)
         self._evaluations = Evaluations(
             self._units, self._bundles, self._best, self._versions, self._data, limits, self._end_early
         )
         self._deletion = Deletion(self._units, blobs, self._data, self._bundles, reached)
-        arrivals = Arrivals(self._units, self._bodies, self._jobs, self.presence, reached, self._refresh)
         reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
         self.benchmarks = Benchmarks(self._units, self._bundles)
@@ -124,6 +125,7 @@ class Coordinator:
         self.receive = arrivals.receive
         self.receive_at_once = arrivals.receive_at_once
         self.accept_all = arrivals.accept_all
+        self.complete_all = arrivals.complete_all
         self.jobs = reports.jobs
         self.job = reports.job
         self.job_state = reports.job_state
@@ -172,6 +174,8 @@ class Coordinator:
                     log.error("job %s cannot be continued: %s", record.id, error)
                     message = f"it cannot be continued: {error}"
                     self.repository.change_job(work.session, record.id, state="failed", message=message)
+            stale = [row.task for row in self.repository.unchecked_updates(work.session) if row not in needed]
+            self.repository.delete_updates(work.session, stale)  # of jobs that are over
             records = self.repository.jobs(work.session)
             for record in records:  # before anything is committed that would be scored anyway
                 self._evaluations.resume(work.session, record)
@@ -188,12 +192,14 @@ class Coordinator:
         round = job.state.round
         needed = needed_updates(self.repository, work.session, job)
         work.outbox.append(AdmitJob(job))
+        unchecked = self.repository.unchecked_updates(work.session, job.id)
+        work.outbox += [CheckUpdate(job, update) for update in unchecked]
         work.outbox += [FoldUpdate(job, update) for update in needed if update.round == round.number]
         if round.state == "closing":
             work.outbox.append(FinishRound(job))
         elif record.state != "paused":  # no device could be answered while the process was down
             work.advance(job, rounds.Resumed(outage))
-        return needed
+        return [*needed, *unchecked]
 
     def _engine_of(self, record: JobRecord) -> RoundEngine:
         return RoundEngine(plan_from(record.plan), self._bundles.manifest(record.bundle))
@@ -245,7 +251,7 @@ class Coordinator:
                     self._sharing.keep(job.id)
             case ForgetJob(job):
                 self._jobs.pop(job.id, None)
-            case FoldUpdate(job) | FinishRound(job) if self._keeps(job.id):
+            case FoldUpdate(job) | CheckUpdate(job) | FinishRound(job) if self._keeps(job.id):
                 self._folding.put(effect)
             case FoldUpdate(_, update):
                 self._bodies.drop(update)
@@ -290,6 +296,8 @@ class Coordinator:
             for job in over:
                 self._bodies.forget(job, before=sys.maxsize)
                 with self._units.begin(job) as work:
+                    unchecked = self.repository.unchecked_updates(work.session, job)
+                    self.repository.delete_updates(work.session, [row.task for row in unchecked])
                     self.repository.delete_shared_job(work.session, job)
             if self._ticked - self._cleaned >= CLEANS:
                 self._cleaned = self._ticked
@@ -516,7 +524,7 @@ class Coordinator:
         if seat is None:
             self._seek(work, job, device)
             seat = work.state(job).round.seat_of(device)
-        if seat is None or seat.state == "arrived":
+        if seat is None or seat.answered:
             return None
         effects = work.advance(job, cohort.LeaseTaken(device, seat.number))
         granted = next((effect.seat for effect in effects if isinstance(effect, cohort.GrantLease)), None)

@@ -18,6 +18,7 @@ from coordinator.best_versions import BestVersions
 from coordinator.body_check import read_body
 from coordinator.errors import StoreAway, Superseded
 from coordinator.jobs import (
+    CheckUpdate,
     DeleteBodies,
     EvaluateVersion,
     FinishRound,
@@ -40,7 +41,7 @@ from federation.wire import CheckedTrack, CheckedUpdate
 log = logging.getLogger("embrace.coordinator")
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed is tried again; longer each time it fails
 MOST_WORDS = 500  # characters of an error that a job keeps
-Item = FoldUpdate | FinishRound | LookAfter | DeleteBodies
+Item = CheckUpdate | FoldUpdate | FinishRound | LookAfter | DeleteBodies
 
 
 @dataclass
@@ -57,9 +58,19 @@ class FoldWorker:
     """Fold what was acknowledged, write new versions, try again what could not be written."""
 
     def __init__(
-        self, units: Units, bodies: Bodies, versions: Versions, reached: Reached, keeps: Callable[[str], bool]
+        self,
+        units: Units,
+        bodies: Bodies,
+        versions: Versions,
+        reached: Reached,
+        keeps: Callable[[str], bool],
+        check: Callable[[UpdateRecord], None],
     ) -> None:
-        """`keeps`: whether this process looks after a job. Another one may do so from one moment to the next."""
+        """`keeps`: whether this process looks after a job. Another one may do so from one moment to the next.
+
+        `check` checks an update that was uploaded, and settles whether it counts.
+        """
+        self._check = check
         self._units = units
         self._keeps = keeps
         self._repository = units.repository
@@ -70,6 +81,7 @@ class FoldWorker:
         self._items: queue.Queue[Item | None] = queue.Queue()
         self._folded: dict[OpenJob, _Folded] = {}  # used by the worker's thread alone
         self._retries: dict[OpenJob, float] = {}  # rounds to close again, and when
+        self._rechecks: dict[OpenJob, float] = {}  # jobs with updates that could not be read, and when to try again
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
 
     def start(self) -> None:
@@ -88,6 +100,9 @@ class FoldWorker:
         for job in [job for job, at in list(self._retries.items()) if at <= self._units.clock()]:
             del self._retries[job]
             self.put(FinishRound(job))
+        for job in [job for job, at in list(self._rechecks.items()) if at <= self._units.clock()]:
+            del self._rechecks[job]
+            self.put(LookAfter(job))
 
     def _run(self) -> None:
         while (item := self._items.get()) is not None:
@@ -100,6 +115,8 @@ class FoldWorker:
 
     def _do(self, item: Item) -> None:
         match item:
+            case CheckUpdate(job, update):
+                self._check_uploaded(job, update)
             case FoldUpdate(job, update, checked):
                 self._fold(job, update, checked)
             case FinishRound(job):
@@ -120,8 +137,19 @@ class FoldWorker:
         new = [seat.number for seat in round.counted if seat.number not in known]
         with self._repository.reading() as session:
             updates = list(self._repository.updates_of_slots(session, job.id, round.number, new))
+            unchecked = self._repository.unchecked_updates(session, job.id)
         for update in updates:
             self._fold(job, update)
+        for update in unchecked:
+            self._check_uploaded(job, update)
+
+    def _check_uploaded(self, job: OpenJob, update: UpdateRecord) -> None:
+        """Check an update before it counts; if the storage or the database is away, later."""
+        try:
+            self._check(update)
+        except (OSError, OperationalError) as error:
+            log.warning("task %s: its update could not be checked yet: %s", update.task, error)
+            self._rechecks[job] = self._units.clock() + TRY_AGAIN
 
     def _fold(self, job: OpenJob, update: UpdateRecord, checked: CheckedUpdate | None = None) -> None:
         """Fold a body, once. If that fails the sums are void: closing the round folds everything again."""

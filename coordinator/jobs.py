@@ -151,6 +151,12 @@ class FoldUpdate:
 
 
 @dataclass(frozen=True)
+class CheckUpdate:  # that lies in object storage
+    job: OpenJob
+    update: UpdateRecord
+
+
+@dataclass(frozen=True)
 class FinishRound:
     job: OpenJob
 
@@ -202,6 +208,7 @@ Effect = (
     AdmitJob
     | ForgetJob
     | FoldUpdate
+    | CheckUpdate
     | FinishRound
     | DeleteBodies
     | EvaluateVersion

@@ -182,7 +182,7 @@ def _trouble(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _seat(number: int, body: Mapping[str, Any]) -> dict[str, Any]:
     member, holders = body["member"], list(body["holders"])
     device = member["device"]
-    ended = holders[:-1] if body["state"] in ("leased", "arrived") else holders
+    ended = holders[:-1] if body["state"] in ("leased", "uploaded", "arrived") else holders
     return {
         "round": number,
         "slot": body["number"],

@@ -19,7 +19,7 @@ from federation.errors import InputError, OutOfMemory
 from federation.manifest import Manifest
 
 _NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
-SeatState = Literal["offered", "leased", "arrived", "expired", "failed"]
+SeatState = Literal["offered", "leased", "uploaded", "arrived", "expired", "failed"]
 Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
 
 
@@ -40,7 +40,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Seat:
-    """A slot of a cohort and the device in it: offered, leased, arrived; or expired or failed, and free for another."""
+    """A slot of a cohort and the device in it: offered, leased, arrived; or expired or failed, and free for another.
+
+    Between lease and arrival it may be uploaded: what the device sent lies in object storage and is not checked yet.
+    Such a seat does not run out, and its update does not count.
+    """
 
     number: int
     member: Member  # whose turn it is, or was last
@@ -49,7 +53,7 @@ class Seat:
     until: float = 0.0  # offer and lease: when they run out
     holders: tuple[str, ...] = ()  # all devices that took it; the last of n holds attempt n
     since: float = 0.0  # when it came into its state
-    seconds: float | None = None  # from the lease to the update that arrived
+    seconds: float | None = None  # from the lease to the update
     began: float | None = None  # when it first came to a device that had not had it; returns do not set it back
 
     def __post_init__(self) -> None:
@@ -69,6 +73,11 @@ class Seat:
         """Whether it will run out."""
         return self.state in ("offered", "leased")
 
+    @property
+    def answered(self) -> bool:
+        """Whether the device has sent its update."""
+        return self.state in ("uploaded", "arrived")
+
     def offered_to(self, member: Member, now: float, until: float) -> Seat:
         began = self.began if member.device in self.holders else now
         return replace(self, member=member, state="offered", until=until, since=now, began=began)
@@ -80,7 +89,7 @@ class Seat:
     def leased_to(self, device: str, now: float, until: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
         if self.free or self.member.device != device:
             return self, RefuseLease(device, "expired" if device in self.holders else "not_yours")
-        if closed or self.state == "arrived":
+        if closed or self.answered:
             return self, RefuseLease(device, "round_closed" if closed else "duplicate")
         began = self.began if device in self.holders else now
         first = replace(self, state="leased", until=until, since=now, began=began, holders=(*self.holders, device))
@@ -91,37 +100,53 @@ class Seat:
         """Only the holder of the running lease keeps it."""
         if not self._held(device, attempt):
             return self, RefuseLease(device, "not_yours")
-        if closed or self.state == "arrived":
+        if closed or self.answered:
             return self, RefuseLease(device, "round_closed" if closed else "duplicate")
         if self.state != "leased" or attempt != len(self.holders):
             return self, RefuseLease(device, "expired" if self.member.device == device else "late")
         seat = replace(self, until=max(until, self.until))
         return seat, RenewLease(seat)
 
-    def answered_by(self, device: str, attempt: int, now: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
+    def answered_by(
+        self, device: str, attempt: int, now: float, *, closed: bool, checked: bool = True
+    ) -> tuple[Seat, SeatEffect]:
         """Only the holder of the running lease is accepted; and told so again, whenever it repeats itself."""
         if not self._held(device, attempt):
             return self, RejectUpdate(device, "not_yours")
         latest = attempt == len(self.holders)
-        if latest and self.state == "arrived":
+        if latest and self.answered:
             return self, AlreadyAccepted(self)
         if closed:
             return self, RejectUpdate(device, "round_closed")
         if not latest:
-            own = self.state == "arrived" and self.member.device == device
+            own = self.answered and self.member.device == device
             return self, RejectUpdate(device, "duplicate" if own else "late")
         if self.state != "leased":
             return self, RejectUpdate(device, "expired")
-        seat = replace(self, state="arrived", since=now, seconds=now - self.since)
+        seat = replace(self, state="arrived" if checked else "uploaded", since=now, seconds=now - self.since)
+        return seat, AcceptUpdate(seat) if checked else HoldUpdate(seat)
+
+    def found_sound(self, device: str, attempt: int, now: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
+        """Let what was uploaded count."""
+        if not self._runs(device, attempt, "uploaded"):
+            return self, AlreadyAccepted(self) if self._runs(device, attempt, "arrived") else RejectUpdate(
+                device, "late"
+            )
+        if closed:
+            return self, RejectUpdate(device, "round_closed")
+        seat = replace(self, state="arrived", since=now)
         return seat, AcceptUpdate(seat)
 
-    def failed_by(self, device: str, attempt: int, now: float) -> Seat:
-        """Free, if it was the running attempt."""
-        return replace(self, state="failed", since=now) if self.is_at_work(device, attempt) else self
+    def failed_by(self, device: str, attempt: int, now: float, state: SeatState = "leased") -> Seat:
+        """Free, if it was the running attempt and in a state: at work, or uploaded (and found unsound)."""
+        return replace(self, state="failed", since=now, seconds=None) if self._runs(device, attempt, state) else self
 
     def is_at_work(self, device: str, attempt: int) -> bool:
         """Whether a device holds the running attempt."""
-        return self.state == "leased" and attempt == len(self.holders) and self._held(device, attempt)
+        return self._runs(device, attempt, "leased")
+
+    def _runs(self, device: str, attempt: int, state: SeatState) -> bool:
+        return self.state == state and attempt == len(self.holders) and self._held(device, attempt)
 
     def _held(self, device: str, attempt: int) -> bool:
         return 1 <= attempt <= len(self.holders) and self.holders[attempt - 1] == device
@@ -145,6 +170,21 @@ class UpdateArrived:  # received whole and found sound
     device: str
     slot: int
     attempt: int
+
+
+@dataclass(frozen=True)
+class UpdateUploaded:  # it lies in object storage, as its device says
+    device: str
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class UpdateChecked:  # what was uploaded was looked at
+    device: str
+    slot: int
+    attempt: int
+    sound: bool
 
 
 @dataclass(frozen=True)
@@ -181,6 +221,11 @@ class AcceptUpdate:
 
 
 @dataclass(frozen=True)
+class HoldUpdate:  # to be checked
+    seat: Seat
+
+
+@dataclass(frozen=True)
 class AlreadyAccepted:  # a repeated upload: acknowledged, not counted again
     seat: Seat
 
@@ -191,8 +236,10 @@ class RejectUpdate:
     reason: Reason
 
 
-SeatFact = LeaseTaken | LeaseRenewed | UpdateArrived | TaskReturned
-SeatEffect = OfferTask | GrantLease | RenewLease | RefuseLease | AcceptUpdate | AlreadyAccepted | RejectUpdate
+SeatFact = LeaseTaken | LeaseRenewed | UpdateArrived | UpdateUploaded | UpdateChecked | TaskReturned
+SeatEffect = (
+    OfferTask | GrantLease | RenewLease | RefuseLease | AcceptUpdate | HoldUpdate | AlreadyAccepted | RejectUpdate
+)
 
 
 @dataclass(frozen=True)

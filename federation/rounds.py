@@ -3,7 +3,8 @@
     selecting ──► collecting ──► closing ──► committed
         └──────────────┴────────────┴──────► abandoned
 
-`advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when the clock was last
+A round that could close with a quorum waits until everything that was uploaded is checked; one that is complete does
+not. `advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when the clock was last
 read. A round is an immutable value; the same facts in the same order give the same round, after a restart too.
 """
 
@@ -17,7 +18,18 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 from federation import cohort as seats
 from federation.axes.participate import OnMissingQuorum, Participation, quorum_of_share
-from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived, one_seat_each
+from federation.cohort import (
+    Cohort,
+    LeaseRenewed,
+    LeaseTaken,
+    Member,
+    Seat,
+    TaskReturned,
+    UpdateArrived,
+    UpdateChecked,
+    UpdateUploaded,
+    one_seat_each,
+)
 from federation.errors import EmbraceError, InputError
 from federation.seating import Seats
 
@@ -93,16 +105,21 @@ class Round:
         """Whether the round closes with the updates that it has: a quorum is there, and the rest is late."""
         if self.lateness is None or self.state != "collecting" or not self.quorum <= self.arrived < self.wanted:
             return False
+        if self.slots.uploaded:
+            return False
         return self.slots.all_answered_or(lambda seat: now >= self._ends_at(seat))
 
     def is_due(self, now: float) -> bool:
         """Whether time alone changes something now."""
         if self.state != "collecting":
             return False
-        deadline = math.inf if self.deadline is None or self.overdue else self.deadline
-        if now >= deadline or self.slots.over(now):
+        if (self.has_passed(now) and not self.overdue) or self.slots.over(now):
             return True
         return self.is_late(now) or self.quorum_at(now) < self.quorum
+
+    def has_passed(self, now: float) -> bool:
+        """Whether the deadline has come, and everything that was uploaded by then is checked."""
+        return self.deadline is not None and now >= self.deadline and not self.slots.uploaded
 
     def quorum_at(self, now: float) -> int:
         """The quorum without the seats that are free, and that no device has come for in the time of an offer.
@@ -255,6 +272,8 @@ _TABLE: Final[Mapping[type[Event] | str, tuple[State | None, ...]]] = {
     LeaseTaken:       (_S, _L, _C, _D, _A),
     LeaseRenewed:     (_S, _L, _C, _D, _A),
     UpdateArrived:    (_S, _L, _C, _D, _A),
+    UpdateUploaded:   (_S, _L, _C, _D, _A),
+    UpdateChecked:    (_S, _L, _C, _D, _A),
     TaskReturned:     (_S, _L, _C, _D, _A),
     Tick:             (_S, _L, _C, _D, _A),
     Resumed:          (_S, _L, _C, _D, _A),
@@ -344,7 +363,7 @@ def _settle(step: Step, now: float) -> Step:
     if (quorum := step[0].quorum_at(now)) < step[0].quorum:
         step = replace(step[0], quorum=quorum), step[1]
     round, arrived = step[0], step[0].arrived
-    passed = now >= (math.inf if round.deadline is None else round.deadline)
+    passed = round.has_passed(now)
     for condition, holds in (
         ("seated", bool(round.slots)),
         ("complete", arrived >= round.wanted),
@@ -432,12 +451,17 @@ def _apply(round: Round, event: Event, now: float) -> Step:
             return _put(round, *seat.renewed_by(device, attempt, until, closed=not collecting))
         case UpdateArrived(device, slot, attempt):
             answered, effect = _seat(round, slot).answered_by(device, attempt, now, closed=not collecting)
-            slowest = None if answered.seconds is None else round.slots.most_work(answered.member) * answered.seconds
-            return _put(_with_deadline(round, slowest, now), answered, effect)
-        case TaskReturned(device, slot, attempt) if collecting:
+            return _put(_with_deadline(round, _slowest(round, answered), now), answered, effect)
+        case UpdateUploaded(device, slot, attempt):
             seat = _seat(round, slot)
-            failed = seat.failed_by(device, attempt, now)
-            return _put(round, failed, WaitForDevices(1)) if failed is not seat else (round, [])
+            return _put(round, *seat.answered_by(device, attempt, now, closed=not collecting, checked=False))
+        case UpdateChecked(device, slot, attempt, sound=True):
+            answered, effect = _seat(round, slot).found_sound(device, attempt, now, closed=not collecting)
+            return _put(_with_deadline(round, _slowest(round, answered), now), answered, effect)
+        case UpdateChecked(device, slot, attempt) if collecting:
+            return _free(round, slot, _seat(round, slot).failed_by(device, attempt, now, "uploaded"))
+        case TaskReturned(device, slot, attempt) if collecting:
+            return _free(round, slot, _seat(round, slot).failed_by(device, attempt, now))
         case CloseRequested() if collecting and (round.deadline is None or now < round.deadline):
             return replace(round, deadline=now), []
         case CloseFailed(reason):
@@ -461,6 +485,13 @@ def _begin(round: Round, cohort: Cohort, now: float) -> Step:
     return begun, [*warnings, *map(seats.OfferTask, slots)]
 
 
+def _slowest(round: Round, answered: Seat) -> float | None:
+    """Seconds that the device with the most to do takes, by what another took."""
+    if answered.state != "arrived" or answered.seconds is None:
+        return None
+    return round.slots.most_work(answered.member) * answered.seconds
+
+
 def _with_deadline(round: Round, slowest: float | None, now: float) -> Round:
     """Let a deadline follow from what tasks take, if the job gives none."""
     if round.lateness is None or round.deadline is not None or slowest is None:
@@ -470,6 +501,10 @@ def _with_deadline(round: Round, slowest: float | None, now: float) -> Round:
 
 def _seat(round: Round, number: int) -> Seat:
     return round.slots[number] if 0 <= number < len(round.slots) else _NOWHERE
+
+
+def _free(round: Round, slot: int, failed: Seat) -> Step:
+    return _put(round, failed, WaitForDevices(1)) if failed is not _seat(round, slot) else (round, [])
 
 
 def _put(round: Round, seat: Seat, effect: Effect) -> Step:

@@ -46,6 +46,7 @@ class Seats(tuple[Seat, ...]):
         for known, value in (
             ("arrived", self.arrived + _arrived(seat) - _arrived(before)),
             ("free", self.free + seat.free - before.free),
+            ("uploaded", self.uploaded + (seat.state == "uploaded") - (before.state == "uploaded")),
         ):
             made.__dict__[known] = value
         if (before.free, before.member.device) == (seat.free, seat.member.device):
@@ -70,6 +71,11 @@ class Seats(tuple[Seat, ...]):
     def free(self) -> int:
         """Seats that a device may take over."""
         return sum(seat.free for seat in self)
+
+    @cached_property
+    def uploaded(self) -> int:
+        """Seats whose updates are not checked yet."""
+        return sum(seat.state == "uploaded" for seat in self)
 
     @cached_property
     def durations(self) -> tuple[float, ...]:

@@ -66,7 +66,8 @@ def waiting_device(round: Round, fleet: Fleet, device: str, *, paused: bool = Fa
         return f"gives this device no task for now: {printable(fleet.benched[device], 200)}"
     if round.state == "selecting":
         return f"needs {_counted(fleet.missing, 'more device')}" if fleet.missing else "begins a round"
-    if round.state == "collecting" and any(seat.member.device == device for seat in round.counted):
+    seat = round.seat_of(device) if round.state == "collecting" else None
+    if seat is not None and seat.answered:
         missing = round.wanted - round.arrived
         return f"has this device's update and waits for {_counted(missing, 'other')}"
     return "trains with other devices" if round.state == "collecting" else "closes a round"
@@ -74,12 +75,15 @@ def waiting_device(round: Round, fleet: Fleet, device: str, *, paused: bool = Fa
 
 def _for_updates(round: Round, fleet: Fleet, out: Sequence[str]) -> Waiting:
     under_way = [seat for seat in round.slots if seat.running]
-    free = len(round.slots) - len(under_way) - len(round.counted)
+    unchecked = round.slots.uploaded
+    free = len(round.slots) - len(under_way) - len(round.counted) - unchecked
     told = [f"round {round.number} has {round.arrived} of {_counted(round.wanted, 'update')}"]
     if round.overdue:
         told.append(f"the others are late, and it closes with {round.quorum}")
     if under_way:
         told.append(f"waits for {_listed([_at_work(seat, fleet) for seat in under_way])}")
+    if unchecked:
+        told.append(f"{_counted(unchecked, 'update')} being checked")
     if free:
         told.append(f"{_counted(free, 'seat')} for which no device is there")
     missing = (round.quorum if round.overdue else round.wanted) - round.arrived

@@ -320,7 +320,7 @@ class SeatDocument(Document):
     slot: int
     device: str
     boundary: str
-    state: Annotated[str, Field(description="offered, leased, arrived, expired or failed")]
+    state: Annotated[str, Field(description="offered, leased, uploaded (not checked yet), arrived, expired or failed")]
     since: Annotated[float, Field(description="When it came into its state; seconds since 1970.")]
     until: Annotated[float, Field(description="When an offer or a lease runs out; seconds since 1970.")]
     seconds: Annotated[float | None, Field(description="From the lease to the update.")]

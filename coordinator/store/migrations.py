@@ -116,6 +116,11 @@ def several_processes(connection: Connection) -> None:
         )
 
 
+def unchecked_updates(connection: Connection) -> None:
+    """9 to 10: updates that devices have put into object storage, and that no process has checked yet."""
+    connection.execute(text("ALTER TABLE updates ADD COLUMN checked BOOLEAN NOT NULL DEFAULT TRUE"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -126,4 +131,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     sessions_of_pages,
     long_integers,
     several_processes,
+    unchecked_updates,
 )

@@ -59,6 +59,7 @@ MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
 _ALIVE: Final = "alive"  # when a process was last at work; kept where several share the database
+_CHECKED: Final = UPDATES.c.checked.is_(True)
 _Record = TypeVar("_Record")
 
 
@@ -229,56 +230,69 @@ class Repository:
         return _first(session, UpdateRecord, select(UPDATES).where(UPDATES.c.task == task))
 
     def updates(self, session: Session, job: str, numbers: Iterable[int]) -> list[UpdateRecord]:
-        """List what was acknowledged in some rounds, in the order of rounds and slots."""
-        mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round.in_(numbers))
+        """List what counts in some rounds, in the order of rounds and slots."""
+        mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round.in_(numbers), _CHECKED)
         return _all(session, UpdateRecord, mine.order_by(UPDATES.c.round, UPDATES.c.slot))
 
+    def unchecked_updates(self, session: Session, job: str | None = None) -> list[UpdateRecord]:
+        """List what devices have put into object storage and no process has checked: of a job, or of all."""
+        mine = select(UPDATES).where(~UPDATES.c.checked)
+        mine = mine if job is None else mine.where(UPDATES.c.job == job)
+        return _all(session, UpdateRecord, mine.order_by(UPDATES.c.job, UPDATES.c.round, UPDATES.c.slot))
+
+    def mark_checked(self, session: Session, task: str) -> None:
+        session.execute(update(UPDATES).where(UPDATES.c.task == task).values(checked=True))
+
+    def delete_updates(self, session: Session, tasks: Collection[str]) -> None:
+        session.execute(delete(UPDATES).where(UPDATES.c.task.in_(tasks)))
+
     def updates_of_slots(self, session: Session, job: str, number: int, slots: Sequence[int]) -> Iterator[UpdateRecord]:
-        """List what was acknowledged in some slots of a round."""
-        mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round == number).order_by(UPDATES.c.slot)
+        """List what counts in some slots of a round."""
+        mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round == number, _CHECKED).order_by(UPDATES.c.slot)
         for first in range(0, len(slots), _AT_ONCE):
             yield from _all(session, UpdateRecord, mine.where(UPDATES.c.slot.in_(slots[first : first + _AT_ONCE])))
 
     def updates_behind(self, session: Session, job: str, place: tuple[int, int], count: int) -> list[UpdateRecord]:
         """List a number of updates of a job that follow a round and slot."""
         behind = tuple_(UPDATES.c.round, UPDATES.c.slot) > place
-        mine = select(UPDATES).where(UPDATES.c.job == job, behind).order_by(UPDATES.c.round, UPDATES.c.slot)
+        mine = select(UPDATES).where(UPDATES.c.job == job, behind, _CHECKED).order_by(UPDATES.c.round, UPDATES.c.slot)
         return _all(session, UpdateRecord, mine.limit(count))
 
     def last_update(self, session: Session, job: str, device: str, before: int) -> tuple[int, str] | None:
         """Find the round and the task in which a device last took part."""
         mine = select(UPDATES.c.round, UPDATES.c.task).where(
-            UPDATES.c.job == job, UPDATES.c.device == device, UPDATES.c.round < before
+            UPDATES.c.job == job, UPDATES.c.device == device, UPDATES.c.round < before, _CHECKED
         )
         row = session.execute(mine.order_by(UPDATES.c.round.desc()).limit(1)).first()
         return (row.round, row.task) if row else None
 
     def update_of_slot(self, session: Session, job: str, number: int, slot: int) -> UpdateRecord | None:
         mine = select(UPDATES).where(UPDATES.c.job == job, UPDATES.c.round == number, UPDATES.c.slot == slot)
-        return _first(session, UpdateRecord, mine)
+        return _first(session, UpdateRecord, mine.where(_CHECKED))
 
     def contributors(self, session: Session, job: str, number: int) -> int:
         """Count the devices that have taken part up to a round."""
         mine = select(func.count(UPDATES.c.device.distinct()))
-        return session.scalar(mine.where(UPDATES.c.job == job, UPDATES.c.round <= number)) or 1
+        return session.scalar(mine.where(UPDATES.c.job == job, UPDATES.c.round <= number, _CHECKED)) or 1
 
     def updates_of_device(self, session: Session, device: str, count: int) -> list[UpdateRecord]:
         """List the newest updates of a device, in all jobs."""
-        mine = select(UPDATES).where(UPDATES.c.device == device)
+        mine = select(UPDATES).where(UPDATES.c.device == device, _CHECKED)
         return _all(session, UpdateRecord, mine.order_by(UPDATES.c.arrived_at.desc()).limit(count))
 
     def newest_updates(self, session: Session, count: int) -> dict[str, UpdateRecord]:
         """List the newest update of every device that is not revoked, by device."""
         other = UPDATES.alias()
-        newest = select(other.c.task).where(other.c.device == DEVICES.c.id).order_by(other.c.arrived_at.desc()).limit(1)
+        mine = select(other.c.task).where(other.c.device == DEVICES.c.id, other.c.checked)
+        newest = mine.order_by(other.c.arrived_at.desc()).limit(1)
         newer = DEVICES.join(UPDATES, UPDATES.c.task == newest.correlate(DEVICES).scalar_subquery())
         mine = select(UPDATES).select_from(newer).where(DEVICES.c.revoked.is_(False)).limit(count)
         return {row.device: row for row in _all(session, UpdateRecord, mine)}
 
     def tasks_done(self, session: Session, device: str) -> dict[str, int]:
         """Count the updates of a device, by job."""
-        mine = select(UPDATES.c.job, func.count()).where(UPDATES.c.device == device).group_by(UPDATES.c.job)
-        return {row[0]: row[1] for row in session.execute(mine)}
+        mine = select(UPDATES.c.job, func.count()).where(UPDATES.c.device == device, _CHECKED)
+        return {row[0]: row[1] for row in session.execute(mine.group_by(UPDATES.c.job))}
 
     # --- how devices do ----------------------------------------------------------------------------------------------
 
@@ -354,6 +368,13 @@ class Repository:
         """List the newest events that tell of a failure of a device, in all jobs."""
         mine = select(EVENTS).where(EVENTS.c.kind.in_(_FAILURES), EVENTS.c.body["device"].as_string() == device)
         return _all(session, EventRecord, mine.order_by(EVENTS.c.id.desc()).limit(count))
+
+    def failure_of_task(self, session: Session, job: str, task: str, reason: str) -> str | None:
+        """Find the message of the last failure of a task for a reason; None if there was none."""
+        told = select(EVENTS.c.body).where(EVENTS.c.job == job, EVENTS.c.kind == "TaskFailed")
+        mine = told.where(EVENTS.c.body["task"].as_string() == task, EVENTS.c.body["reason"].as_string() == reason)
+        found = session.scalar(mine.order_by(EVENTS.c.id.desc()).limit(1))
+        return None if found is None else str(found["message"])
 
     def state_changed_at(self, session: Session, job: str) -> float | None:
         """Find when the state of a job was last set."""

@@ -144,7 +144,7 @@ class SeatRecord:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """An update that was received whole, found sound and acknowledged."""
+    """An update that was acknowledged: received whole and found sound; or uploaded, and counted once it is checked."""
 
     task: Annotated[str, _of(_Text(96), primary_key=True)]
     job: Annotated[str, _of(ForeignKey("jobs.id"))]
@@ -158,6 +158,7 @@ class UpdateRecord:
     report: dict[str, Any]
     arrived_at: float
     body: Annotated[str, _of(_Text(64))] = ""  # name of its body, if that is not the sha256
+    checked: bool = True  # False: it lies in object storage as its device has put it there; sha256 and bytes are claims
 
     @property
     def body_name(self) -> str:

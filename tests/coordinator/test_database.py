@@ -153,7 +153,8 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         connection.execute(text("DROP TABLE shared_jobs"))
         for task, sha256, name in connection.execute(text("SELECT task, sha256, body FROM updates WHERE body <> ''")):
             (tmp_path / "spool" / f"{task}.{name}.body").rename(tmp_path / "spool" / f"{task}.{sha256}.body")
-        connection.execute(text("ALTER TABLE updates DROP COLUMN body"))
+        for column in ("body", "checked"):
+            connection.execute(text(f"ALTER TABLE updates DROP COLUMN {column}"))
         connection.execute(text("ALTER TABLE devices DROP COLUMN here_until"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     engine.dispose()

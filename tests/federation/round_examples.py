@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from federation.axes.participate import Participation
-from federation.cohort import Cohort, LeaseRenewed, LeaseTaken, Member, Seat, TaskReturned, UpdateArrived
+from federation.cohort import (
+    Cohort,
+    LeaseRenewed,
+    LeaseTaken,
+    Member,
+    Seat,
+    TaskReturned,
+    UpdateArrived,
+    UpdateChecked,
+    UpdateUploaded,
+)
 from federation.rounds import (
     MAX_TASK,
     Abandon,
@@ -68,12 +78,15 @@ def late_at(round: Round) -> float | None:
     arrived = sum(seat.count for seat in round.slots if seat.state == "arrived")
     if round.lateness is None or round.state != "collecting" or not round.quorum <= arrived < round.wanted:
         return None
+    if any(seat.state == "uploaded" for seat in round.slots):
+        return None
     return max(round._ends_at(seat) for seat in round.slots if seat.state != "arrived")
 
 
 def wakes_at(round: Round) -> float | None:
     """When time alone changes something next, by looking at every seat."""
-    deadline = [] if round.deadline is None or round.overdue else [round.deadline]
+    unchecked = any(seat.state == "uploaded" for seat in round.slots)
+    deadline = [] if round.deadline is None or round.overdue or unchecked else [round.deadline]
     late = [at for at in [late_at(round)] if at is not None]
     deserted = [seat.since + round.offer for seat in round.slots if seat.free]
     deserted = [at for at in deserted if round.quorum_at(at) < round.quorum]
@@ -98,6 +111,9 @@ FACTS: tuple[Event, ...] = (
     LeaseTaken("a", 0),
     LeaseRenewed("a", 0, 1),
     UpdateArrived("a", 0, 1),
+    UpdateUploaded("a", 0, 1),
+    UpdateChecked("a", 0, 1, sound=True),
+    UpdateChecked("a", 0, 1, sound=False),
     TaskReturned("a", 0, 1),
     Tick(),
     Resumed(5.0),

@@ -16,12 +16,15 @@ from federation.cohort import (
     AlreadyAccepted,
     Cohort,
     GrantLease,
+    HoldUpdate,
     LeaseRenewed,
     LeaseTaken,
     RejectUpdate,
     RenewLease,
     TaskReturned,
     UpdateArrived,
+    UpdateChecked,
+    UpdateUploaded,
 )
 from federation.rounds import (
     MOST_TRIES,
@@ -69,6 +72,7 @@ class AnyRound(RuleBasedStateMachine):
         self.now = 0.0
         self.facts: list[tuple[Event, float]] = []
         self.accepted: dict[int, str] = {}
+        self.uploaded: dict[int, tuple[str, int]] = {}  # of every slot: what is not checked, whose and of which attempt
         self.closed: list[CloseRound] = []
         self.deserted = False
         self.leases: dict[int, list[tuple[str, float]]] = {}  # of every slot: who was granted it, until when
@@ -89,6 +93,7 @@ class AnyRound(RuleBasedStateMachine):
             self.round, effects = advance(before, event, self.now)
         except RoundError:
             assert not isinstance(event, (DevicesAvailable, DevicesLeft, LeaseTaken, UpdateArrived, TaskReturned, Tick))
+            assert not isinstance(event, (UpdateUploaded, UpdateChecked))
             return ()
         self.facts.append((event, self.now))
         if isinstance(event, Resumed):
@@ -104,19 +109,28 @@ class AnyRound(RuleBasedStateMachine):
                 leases = self.leases[effect.seat.number]
                 assert self.now < leases[-1][1] and effect.seat.member.device == leases[-1][0]
                 leases[-1] = (leases[-1][0], self.now + LEASE)
-            if isinstance(effect, AcceptUpdate):
-                assert isinstance(event, UpdateArrived)
+            if isinstance(effect, (AcceptUpdate, HoldUpdate)) and not isinstance(event, UpdateChecked):
+                assert isinstance(event, UpdateArrived if isinstance(effect, AcceptUpdate) else UpdateUploaded)
                 device, until = self.leases[event.slot][-1]
                 assert (device, event.attempt) == (event.device, len(self.leases[event.slot]))  # the latest lease
                 assert self.now < until
                 in_time = before.deadline is None or self.now < before.deadline
-                assert in_time or before.arrived < before.quorum
+                assert in_time or before.arrived < before.quorum or self.uploaded
+            if isinstance(effect, HoldUpdate):
+                assert event.slot not in self.uploaded and event.slot not in self.accepted
+                self.uploaded[event.slot] = (event.device, event.attempt)
+            if isinstance(effect, AcceptUpdate):
+                if isinstance(event, UpdateChecked):
+                    assert event.sound and self.uploaded.pop(event.slot) == (event.device, event.attempt)
                 assert before.state == "collecting" and not self.closed
                 assert effect.seat.number not in self.accepted  # never twice for a slot
                 assert effect.seat.member.device not in self.accepted.values()  # nor for a device
                 self.accepted[effect.seat.number] = effect.seat.member.device
             if isinstance(effect, CloseRound):
+                assert not self.uploaded or self.round.arrived == self.round.wanted, "it waits for what is not checked"
                 self.closed.append(effect)
+        if self.round.slots is not before.slots and isinstance(event, UpdateChecked) and not event.sound:
+            self.uploaded.pop(event.slot, None)
         return effects
 
     @rule()
@@ -154,6 +168,28 @@ class AnyRound(RuleBasedStateMachine):
                 if seat.number in self.accepted and back == 0 and device == self.accepted[seat.number]:
                     told = (AcceptUpdate, AlreadyAccepted)  # whoever was counted hears it, however often it asks
                     assert any(isinstance(effect, told) for effect in effects)
+
+    @rule(device=st.sampled_from(DEVICES), back=st.sampled_from([0, 0, 0, 1]))
+    def upload(self, device: str, back: int) -> None:
+        for seat in self.round.slots:
+            if device in seat.holders:
+                self.tell(UpdateUploaded(device, seat.number, len(seat.holders) - back))
+
+    @rule(slot=st.integers(0, 5), sound=st.sampled_from([True, True, False]))
+    def check(self, slot: int, sound: bool) -> None:
+        """Come to a verdict, twice: another process may have come to the same."""
+        if slot in self.uploaded:
+            device, attempt = self.uploaded[slot]
+            self.tell(UpdateChecked(device, slot, attempt, sound))
+            known = self.round
+            self.tell(UpdateChecked(device, slot, attempt, sound))
+            assert self.round == known
+
+    @rule(device=st.sampled_from(DEVICES), slot=st.integers(-1, 6), attempt=st.integers(-1, 3), sound=st.booleans())
+    def check_what_was_not_uploaded(self, device: str, slot: int, attempt: int, sound: bool) -> None:
+        if self.uploaded.get(slot) != (device, attempt):
+            effects = self.tell(UpdateChecked(device, slot, attempt, sound))
+            assert not any(isinstance(effect, AcceptUpdate) for effect in effects)
 
     @rule(device=st.sampled_from(DEVICES), slot=st.integers(-1, 6), attempt=st.integers(-1, 3), failed=st.booleans())
     def meddle(self, device: str, slot: int, attempt: int, failed: bool) -> None:
@@ -216,6 +252,12 @@ class AnyRound(RuleBasedStateMachine):
     @invariant()
     def what_was_accepted_is_what_counts(self) -> None:
         assert {seat.number: seat.member.device for seat in self.round.counted} == self.accepted
+        held = {
+            seat.number: (seat.member.device, len(seat.holders))
+            for seat in self.round.slots
+            if seat.state == "uploaded"
+        }
+        assert held == self.uploaded, "it neither runs out nor goes to another device"
         assert self.round.arrived <= self.round.wanted
 
     @invariant()
@@ -239,6 +281,7 @@ class AnyRound(RuleBasedStateMachine):
         arrived = [seat for seat in slots if seat.state == "arrived"]
         assert slots.arrived == sum(seat.count for seat in arrived)
         assert slots.free == sum(seat.free for seat in slots)
+        assert slots.uploaded == sum(seat.state == "uploaded" for seat in slots)
         assert self.round.usual == (
             median(seat.seconds for seat in arrived if seat.seconds is not None) if arrived else None
         )
@@ -255,6 +298,8 @@ class AnyRound(RuleBasedStateMachine):
         assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
         if self.round.state == "selecting":
             self.draw()
+        for slot in list(self.uploaded):
+            self.check(slot, sound=False)
         if self.round.state == "collecting" and self.deserted:
             self.no_other_device_comes()
         if self.round.state == "collecting":
