@@ -50,6 +50,7 @@ from coordinator.notifier import Notifier
 from coordinator.overview import Overview
 from coordinator.presence import PRESENCE, OwnPresence, Presence, SharedPresence
 from coordinator.reports import Reports
+from coordinator.retention import LEAST_VERSIONS, Keep, Retention
 from coordinator.served_versions import ServedVersions
 from coordinator.sharing import Sharing
 from coordinator.store.blobs import Blobs
@@ -84,8 +85,9 @@ class Coordinator:
         clock: Callable[[], float] = time.time,
         reached: Reached = lambda point: None,
         limits: EvaluationLimits | None = None,
+        keep: Keep | None = None,
     ) -> None:
-        limits = limits or EvaluationLimits()
+        limits, keep = limits or EvaluationLimits(), keep or Keep()
         folder = limits.evaluation_data
         self.repository = repository
         self.clock = clock
@@ -99,7 +101,7 @@ class Coordinator:
         self._reached = reached
         self._blobs = blobs
         self._bodies = Bodies(blobs)
-        self._versions = Versions(blobs)
+        self._versions = Versions(blobs, more=keep.keep_versions - LEAST_VERSIONS)
         self._bundles = Bundles(blobs)
         self._jobs: dict[str, OpenJob] = {}
         self._units = Units(repository, clock, self._handle, self.watchers.notify)
@@ -118,6 +120,7 @@ class Coordinator:
         self._deletion = Deletion(self._units, blobs, self._data, self._bundles, reached)
         reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
+        self.prune = Retention(repository, blobs, keep, clock).run_in_turn
         self.benchmarks = Benchmarks(self._units, self._bundles)
         self.overview = Overview(repository, reports, self._versions, self._bundles, self._data)
         # What these parts do, the API finds here.

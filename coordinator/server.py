@@ -30,11 +30,11 @@ from coordinator.evaluation import EvaluationLimits
 from coordinator.lan import Names, names_of_this_machine
 from coordinator.logs import configure_logging
 from coordinator.registry import Registry
+from coordinator.retention import Keep
 from coordinator.settings import AUTO, LOOPBACK, Settings, is_exposed, without_secrets
-from coordinator.store.blobs import Blobs, DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
+from coordinator.store.open import open_blobs
 from coordinator.store.repository import Repository
-from coordinator.store.s3 import S3Blobs
 from edge_runtime.files import make_folder
 from edge_runtime.system import HERE
 from federation.errors import EmbraceError, InputError
@@ -59,7 +59,7 @@ class Server:
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
             make_folder(directory)
-            blobs = _open_blobs(directory, settings.blobs)
+            blobs = open_blobs(settings.blobs, directory, directory / CACHE)
         except OSError as error:
             raise InputError(f"cannot use {settings.blobs or directory}: {error.strerror or error}") from None
         self.settings = settings
@@ -68,7 +68,8 @@ class Server:
         repository = Repository(open_database(settings.database or sqlite_url(directory)))
         self.registry = Registry(repository, time.time)
         limits = EvaluationLimits(**_shared(settings, EvaluationLimits))
-        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits)
+        keep = Keep(**_shared(settings, Keep))
+        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits, keep=keep)
         limits_of_clients = ClientLimits(**_shared(settings, ClientLimits))
         self.app = create_app(self.coordinator, self.registry, limits_of_clients, settings.allow_origin)
         if self.lan is not None:
@@ -273,13 +274,6 @@ class _Uvicorn(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 if connection.transport.is_closing():
                     connection.transport.abort()
-
-
-def _open_blobs(directory: Path, given: str | None) -> Blobs:
-    """Open the bucket or the folder that is given, or the coordinator's own directory."""
-    if given is None or Path(given).is_absolute():
-        return DirectoryBlobs(Path(given or directory))
-    return S3Blobs(given, directory / CACHE)
 
 
 def _shared(settings: Settings, kind: type[Any]) -> dict[str, Any]:

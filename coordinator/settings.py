@@ -51,6 +51,9 @@ class Settings:
     evaluation_bytes: int = 2 << 30  # of uploaded samples, at most
     evaluation_memory: int = 0  # bytes of the process that scores a version; 0: by the size of model and data
     evaluation_seconds: float = 3600.0  # ... and how long it may take
+    keep_versions: int = 2  # of each job; its best one stays in any case
+    keep_events: int = 100_000  # of each job; 0: all
+    keep_days: float = 0.0  # older versions and events go; 0: none for its age
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -94,6 +97,9 @@ class Settings:
         for name, least in (("evaluation_bytes", 1), ("evaluation_memory", 0)):
             if not least <= getattr(self, name) <= 1 << 50:
                 raise FieldError(name, f"expected a number of bytes from {least}, got {getattr(self, name)}")
+        for name, least in (("keep_versions", 2), ("keep_events", 0), ("keep_days", 0)):
+            if not least <= getattr(self, name) <= 1e9:
+                raise FieldError(name, f"expected a number from {least}, got {getattr(self, name)}")
         if self.evaluation_data is not None and not Path(self.evaluation_data).is_dir():
             raise FieldError("evaluation_data", f"expected a folder, there is none at {self.evaluation_data!r}")
         if self.log_level not in ("debug", "info", "warning", "error"):

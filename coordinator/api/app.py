@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Response
@@ -42,6 +42,7 @@ from federation import __version__
 
 log = logging.getLogger("embrace.api")
 TICK = 0.25  # seconds
+PRUNE = 60.0  # seconds until it is looked whether what is old has to go
 READY = 1.0  # seconds for which it is taken as known that the database answers
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
@@ -59,11 +60,13 @@ def create_app(
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         app.state.body_checks = CapacityLimiter(AT_ONCE)
         await run_in_threadpool(coordinator.start)
-        ticking = asyncio.create_task(_tick(coordinator))
+        ticking = asyncio.create_task(_repeat(TICK, coordinator.tick))
+        pruning = asyncio.create_task(_repeat(PRUNE, coordinator.prune))
         try:
             yield
         finally:
             ticking.cancel()
+            pruning.cancel()
             await run_in_threadpool(coordinator.stop)
 
     limits = limits or ClientLimits()
@@ -133,10 +136,11 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
         return Response(await text.latest(), media_type=metrics.MEDIA_TYPE)
 
 
-async def _tick(coordinator: Coordinator) -> None:
+async def _repeat(seconds: float, act: Callable[[], None]) -> None:
+    """Do something again and again, so long after it was done."""
     while True:
-        await asyncio.sleep(TICK)
+        await asyncio.sleep(seconds)
         try:
-            await run_in_threadpool(coordinator.tick)
+            await run_in_threadpool(act)
         except Exception:  # time goes on
-            log.exception("time could not pass")
+            log.exception("what is done every %g seconds failed", seconds)

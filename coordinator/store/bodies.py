@@ -15,6 +15,7 @@ from coordinator.store.schema import UpdateRecord
 from federation.space import Vector
 
 _FOLDER = "spool"
+_BODY = ".body"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,14 @@ class Bodies:
         """Let go of a local copy: another process folds it."""
         self._blobs.drop(_key(update.task, update.body_name))
 
+    def arrived(self) -> list[str]:
+        """List the keys of all bodies that have arrived."""
+        return [key for key in self._blobs.list(_FOLDER) if key.endswith(_BODY)]
+
+    def job_of(self, key: str) -> str:
+        """Name the job of a body: spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body."""
+        return key.removeprefix(f"{_FOLDER}/").partition("-")[0]
+
     def of_job(self, job: str) -> list[str]:
         """List the keys of all bodies of a job, also of those that are arriving."""
         return [key for key in self._blobs.list(_FOLDER) if key.startswith(f"{_FOLDER}/{safe(job)}-")]
@@ -69,7 +78,7 @@ class Bodies:
 
 
 def _key(task: str, name: str) -> str:
-    return f"{_FOLDER}/{safe(task)}.{safe(name)}.body"
+    return f"{_FOLDER}/{safe(task)}.{safe(name)}{_BODY}"
 
 
 def _round(key: str) -> int:

@@ -20,8 +20,8 @@ Sessions = sessionmaker[Session]
 SCHEMA_VERSION = len(MIGRATIONS) + 1
 
 
-def open_database(url: str) -> Sessions:
-    """Sessions of a database that has the newest schema; an older one is brought up to date first."""
+def open_database(url: str, *, migrate: bool = True) -> Sessions:
+    """Sessions of a database that has the newest schema; an older one is brought up to date first, or refused."""
     try:
         # A connection is tried before it is used: the server may have been started again since.
         engine = create_engine(url, json_serializer=_to_json, pool_pre_ping=not url.startswith("sqlite"))
@@ -30,7 +30,10 @@ def open_database(url: str) -> Sessions:
         elif engine.dialect.name == "postgresql":
             event.listen(engine, "connect", _configure_postgresql)
         try:
-            _migrate(engine)
+            if migrate:
+                _migrate(engine)
+            else:
+                _check_schema(engine)
         except BaseException:
             engine.dispose()
             raise
@@ -87,7 +90,7 @@ def _migrate(engine: Engine) -> None:
             METADATA.create_all(connection)
             _set_version(connection, SCHEMA_VERSION)
             return
-        found = int(connection.execute(select(META.c.value).where(META.c.key == "schema")).scalar_one())
+        found = _version(connection)
         if found > SCHEMA_VERSION:
             raise InputError(
                 f"the database has schema {found}, this program knows up to {SCHEMA_VERSION}; use a newer program"
@@ -96,6 +99,22 @@ def _migrate(engine: Engine) -> None:
             migration(connection)
         if found < SCHEMA_VERSION:
             _set_version(connection, SCHEMA_VERSION)
+
+
+def _check_schema(engine: Engine) -> None:
+    """Refuse a database that is not a coordinator's of this program, and leave it as it is."""
+    with engine.connect() as connection:
+        if not inspect(connection).has_table("meta"):
+            raise InputError("the database has no tables of a coordinator: expected one that was started on it before")
+        if (found := _version(connection)) != SCHEMA_VERSION:
+            raise InputError(
+                f"the database has schema {found}, this program needs {SCHEMA_VERSION}; start a coordinator of the "
+                "same program first"
+            )
+
+
+def _version(connection: Connection) -> int:
+    return int(connection.execute(select(META.c.value).where(META.c.key == "schema")).scalar_one())
 
 
 def _set_version(connection: Connection, version: int) -> None:

@@ -9,7 +9,20 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import Engine, Select, Table, bindparam, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Select,
+    Table,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -58,6 +71,7 @@ MOST_MATCHES = 50
 MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
+_READ_HERE: Final = ("JobCreated", "JobState", "Evaluated")  # kinds of events that are looked up, and stay
 _ALIVE: Final = "alive"  # when a process was last at work; kept where several share the database
 _CHECKED: Final = UPDATES.c.checked.is_(True)
 _Record = TypeVar("_Record")
@@ -143,6 +157,17 @@ class Repository:
             return None
         session.execute(update(META).where(META.c.key == _ALIVE).values(value=str(max(now, float(before)))))
         return float(before)
+
+    def is_due(self, session: Session, key: str, now: float, every: float) -> bool:
+        """Whether something was not done for so long, by any process; then it counts as done now."""
+        before = session.scalar(select(META.c.value).where(META.c.key == key).with_for_update())
+        if before is not None and 0 <= now - float(before) < every:
+            return False
+        if before is None:
+            self.add_meta(session, key, str(now))
+        else:
+            session.execute(update(META).where(META.c.key == key).values(value=str(now)))
+        return True
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -360,6 +385,21 @@ class Repository:
         """List events of all jobs behind a number."""
         newer = select(EVENTS).where(EVENTS.c.id > after).order_by(EVENTS.c.id)
         return _all(session, EventRecord, newer.limit(count))
+
+    def count_old_events(self, session: Session, job: str, keep: int, before: float) -> int:
+        """Count the events of a job that may go: those before a time, and all but the newest `keep`; 0 keeps all."""
+        return session.scalar(select(func.count()).where(*self._old_events(session, job, keep, before))) or 0
+
+    def delete_old_events(self, session: Session, job: str, keep: int, before: float, most: int) -> None:
+        """Remove the oldest of these, at most so many."""
+        old = select(EVENTS.c.id).where(*self._old_events(session, job, keep, before))
+        session.execute(delete(EVENTS).where(EVENTS.c.id.in_(old.order_by(EVENTS.c.id).limit(most))))
+
+    def _old_events(self, session: Session, job: str, keep: int, before: float) -> list[ColumnElement[bool]]:
+        newest = select(EVENTS.c.id).where(EVENTS.c.job == job).order_by(EVENTS.c.id.desc())
+        border = session.scalar(newest.offset(keep - 1).limit(1)) if keep else None
+        old = (EVENTS.c.at < before) | (EVENTS.c.id < (border or 0))
+        return [EVENTS.c.job == job, EVENTS.c.kind.not_in(_READ_HERE), old]
 
     def last_event(self, session: Session) -> int:
         return session.scalar(select(func.max(EVENTS.c.id))) or 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +45,10 @@ class VectorReader:
 class Versions:
     """The versions of every job, numbered from 0. `names` are those of the state's vectors."""
 
-    def __init__(self, blobs: Blobs) -> None:
+    def __init__(self, blobs: Blobs, more: int = 0) -> None:
+        """`more`: how many versions stay of those that are done with."""
         self._blobs = blobs
+        self._more = more
 
     def weights(self, job: str, version: int) -> Path:
         return self._blobs.file(_key(job, version, _WEIGHTS))
@@ -111,12 +113,21 @@ class Versions:
             self._blobs.commit(drafts[kind], _key(job, version + 1, kind))
 
     def forget(self, job: str, before: int) -> None:
-        """Delete older versions, also one that was left over when the process was killed.
+        """Delete older versions, also one that was left over when the process was killed."""
+        self.forget_these(job, [number for number in self.stored(job) if number < before - self._more])
+
+    def forget_these(self, job: str, versions: Collection[int]) -> None:
+        """Delete some versions; what is kept for scoring, or as the best, stays.
 
         With a version go the sums that lead from it to the next: they are of no use without it.
         """
-        old = [_key(job, number, kind) for number, kind in self._list(job) if number < before and kind in _NUMBERED]
-        self._blobs.delete(*old, _key(job, before, _SUMS))
+        gone = {(number, kind) for number in versions for kind in _NUMBERED}
+        gone |= {(number + 1, _SUMS) for number in versions}
+        self._blobs.delete(*(_key(job, number, kind) for number, kind in self._list(job) if (number, kind) in gone))
+
+    def stored(self, job: str) -> list[int]:
+        """List the versions that are there, those left out that are kept for scoring or as the best alone."""
+        return sorted({number for number, kind in self._list(job) if kind in _NUMBERED})
 
     def folder(self, job: str) -> str:
         """Return the key below which all versions of a job are."""

@@ -29,6 +29,7 @@ from coordinator.arrivals import Arrival, Receiving
 from coordinator.coordinator import Coordinator
 from coordinator.evaluation import EvaluationLimits
 from coordinator.registry import Registry
+from coordinator.retention import Keep
 from coordinator.server import Server
 from coordinator.settings import Settings
 from coordinator.store.blobs import Blobs, DirectoryBlobs
@@ -160,6 +161,7 @@ class World:
     """A coordinator whose clock stands still unless it is moved, and its devices. No HTTP."""
 
     limits = EvaluationLimits()
+    keep = Keep()
 
     def __init__(self, root: Path, *, width: int = 3, reached: Callable[[str], None] = lambda point: None) -> None:
         self.root, self.now, self.reached = root, 1_000_000.0, reached
@@ -183,7 +185,7 @@ class World:
         repository, blobs = Repository(self.sessions), self.open_blobs()
         self.registry = Registry(repository, lambda: self.now)
         self.coordinator = Coordinator(
-            repository, blobs, clock=lambda: self.now, reached=self.reached, limits=self.limits
+            repository, blobs, clock=lambda: self.now, reached=self.reached, limits=self.limits, keep=self.keep
         )
         self.coordinator.start()
 
@@ -267,6 +269,17 @@ class World:
             self.send(device, offer, **report)
         self.settle()
         return offers
+
+    def finish(self, job: str) -> None:
+        """Wait until a process that shares the database has removed what is left of a job that is over."""
+        repository = self.coordinator.repository
+
+        def is_finished() -> bool:
+            self.coordinator.tick()
+            with repository.reading() as session:
+                return job not in {row.job for row in repository.shared_jobs(session)}
+
+        wait_until(is_finished)
 
     def weights(self, job: str, version: int | None = None) -> Vector:
         version = self.state(job)["version"] if version is None else version

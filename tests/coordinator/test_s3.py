@@ -15,6 +15,7 @@ import pytest
 
 from coordinator.errors import StoreAway
 from coordinator.registry import Registry
+from coordinator.retention import Keep
 from coordinator.store import s3
 from coordinator.store.blobs import Blobs
 from coordinator.store.database import open_database
@@ -40,6 +41,7 @@ from tests.coordinator.harness import (
 from tests.coordinator.s3_servers import BUCKET, S3Server, s3_server
 from tests.coordinator.test_kill import ROUNDS, WIDTH, Prepared, enrol_all, run_fleet
 from tests.coordinator.test_takeover import Start, fleet, version_of
+from tests.embrace.cli.conftest import run
 from tests.waiting import PATIENCE, wait_until
 
 URL = f"s3://{BUCKET}/some/where"
@@ -322,3 +324,18 @@ def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, m
         assert put_update(client, offer, body).status_code == 201
         site.settle()
         assert site.server.coordinator.job(job)["version"] == 1
+
+
+def test_old_versions_and_bodies_go_from_a_bucket(rclone: S3Server, tmp_path: Path) -> None:
+    world = type("Own", (S3World,), {"url": f"s3://{BUCKET}/old", "keep": Keep(keep_versions=9)})(tmp_path / "old")
+    device, job = world.device(), world.job(num_rounds=4)
+    rounds_of(world, [device], job, until=4)
+    world.finish(job)
+    write(world.coordinator._blobs, f"spool/{job}-0-0-1.aa.body", b"left behind")
+    assert len(keys(rclone, "old/refs/jobs")) == 5
+    command = ("admin", "prune", "--data", world.root, "--database", database_url(world.root), "--blobs", world.url)
+    assert (run(*command, "--dry-run").code, len(keys(rclone, "old/refs/jobs"))) == (0, 5)
+    assert run(*command).code == 0
+    assert len(keys(rclone, "old/refs/jobs")) == 2 and keys(rclone, "old/refs/spool") == []
+    assert world.weights_file(job)
+    world.end()

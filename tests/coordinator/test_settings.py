@@ -56,6 +56,9 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "evaluation_bytes": "9",
         "evaluation_memory": "10",
         "evaluation_seconds": "1.5",
+        "keep_versions": "3",
+        "keep_events": "0",
+        "keep_days": "7.5",
         "log_level": "error",
     }
     both = ("tls_certificate", "tls_key") if name.startswith("tls_") else (name,)
