@@ -1,15 +1,18 @@
 """The multi-step forward pass: load some frozen layers, run the local data through them, store what comes out, discard
 them, go on with the next. The whole model is never in memory.
 
-While one group of layers computes, the next one is fetched.
+While one group of layers computes, the next one is fetched. The layers of a group run as one graph where they can
+(join_layers.py): values pass from one to the next in the runtime's own layout. ResNet20's at the weak tier take 11 %
+less time so, and give the same to within the rounding of float32.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +25,7 @@ from edge_runtime.bundle_files import read_range
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
 from edge_runtime.frozen_statistics import FrozenStatistics
+from edge_runtime.join_layers import join_layers
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
 from federation.capacity import FLOAT_BYTES
@@ -44,6 +48,9 @@ class ForwardPlan:
     store_limit: int | None = None  # the most bytes of one store
 
 
+PACKED = 5  # times its weights: what a session takes at most that packs and folds them
+
+
 def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profile: str) -> list[range]:
     """Group consecutive layers that are loaded together: as many as the memory allows, at least one.
 
@@ -54,7 +61,7 @@ def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profil
     found: list[range] = []
     used = 0
     for layer in range(start, stop):
-        size = factor * FLOAT_BYTES * manifest.elements_of(manifest.layers[layer])
+        size = factor * _bytes_of(manifest, layer)
         if found and (memory is None or used + size <= memory):
             found[-1] = range(found[-1].start, layer + 1)
             used += size
@@ -62,6 +69,16 @@ def groups(manifest: Manifest, start: int, stop: int, memory: int | None, profil
             found.append(range(layer, layer + 1))
             used = size
     return found
+
+
+def _bytes_of(manifest: Manifest, layer: int) -> int:
+    return FLOAT_BYTES * manifest.elements_of(manifest.layers[layer])
+
+
+def _settings_of(manifest: Manifest, part: range, memory: int | None, settings: RuntimeSettings) -> RuntimeSettings:
+    """Pack few weights for the processor also where memory is short: convolutions are twice as quick so."""
+    few = memory is not None and PACKED * sum(_bytes_of(manifest, layer) for layer in part) <= memory
+    return replace(settings, profile="fast") if few else settings
 
 
 def store_activations(
@@ -98,7 +115,12 @@ def store_activations(
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
         for part, graphs in _fetched(fetch, parts, pool, watch):
             with watch.part("load"):
-                sessions = [LayerForward(graph, settings) for graph in graphs]
+                loaded = _open(
+                    graphs,
+                    {layer: pieces[layer].name for layer in part},
+                    _settings_of(manifest, part, plan.memory, settings),
+                    join=statistics is None,
+                )
                 for layer, graph in zip(part, graphs, strict=True):
                     if statistics is not None:
                         statistics.begin(
@@ -118,13 +140,13 @@ def store_activations(
                 report(pieces[part[-1]].name, part.start * count + len(part) * stop, end * count)
                 with watch.part("activation_io"):
                     value = store.rows(start, stop) if store else inputs(start, stop)
-                value = _run_all(sessions, value, {layer: pieces[layer].name for layer in part}, watch, statistics)
+                value = _run_all(loaded, value, watch, statistics)
                 with watch.part("activation_io"):
                     following.write(start, value)
             if store:
                 store.close()
             store = following
-            del sessions  # before the next group is loaded
+            del loaded  # before the next group is loaded
             for layer in set(part).intersection(layers):
                 source.release(layer)
         unfinished.pop_all()  # nothing failed: the last store is the caller's
@@ -133,38 +155,60 @@ def store_activations(
     return store
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """A session: of one layer, or of several that are joined."""
+
+    session: LayerForward
+    layer: int  # the first
+    name: str
+
+
+def _open(graphs: Sequence[Path], names: Mapping[int, str], settings: RuntimeSettings, *, join: bool) -> list[_Loaded]:
+    """Open a group, as one graph if that can be written."""
+    layers = list(names)
+    session = _open_joined(graphs, settings) if join and len(graphs) > 1 else None
+    if session is not None:
+        return [_Loaded(session, layers[0], f"{names[layers[0]]} to {names[layers[-1]]}")]
+    return [_Loaded(LayerForward(graph, settings), layer, names[layer]) for layer, graph in zip(layers, graphs)]
+
+
+def _open_joined(graphs: Sequence[Path], settings: RuntimeSettings) -> LayerForward | None:
+    """Open several layers as one graph, which has to lie beside their weights while it is opened."""
+    joined = join_layers([graph.read_bytes() for graph in graphs])
+    try:
+        with tempfile.NamedTemporaryFile(dir=graphs[0].parent, suffix=".onnx", delete=False) as file:
+            file.write(joined)
+    except OSError:  # the folder cannot be written to
+        return None
+    path = Path(file.name)
+    try:
+        return LayerForward(path, settings)
+    finally:
+        path.unlink()
+
+
 def _run_all(
-    sessions: Sequence[LayerForward],
-    value: NDArray[Any],
-    names: Mapping[int, str],
-    watch: Stopwatch,
-    statistics: FrozenStatistics | None,
+    loaded: Sequence[_Loaded], value: NDArray[Any], watch: Stopwatch, statistics: FrozenStatistics | None
 ) -> NDArray[Any]:
-    for session, (layer, name) in zip(sessions, names.items(), strict=True):
-        value = _run(session, value, layer, name, watch, statistics)
+    for piece in loaded:
+        value = _run(piece, value, watch, statistics)
     return value
 
 
-def _run(
-    session: LayerForward,
-    value: NDArray[Any],
-    layer: int,
-    name: str,
-    watch: Stopwatch,
-    statistics: FrozenStatistics | None,
-) -> NDArray[Any]:
-    with watch.part(FORWARD + name):
+def _run(piece: _Loaded, value: NDArray[Any], watch: Stopwatch, statistics: FrozenStatistics | None) -> NDArray[Any]:
+    with watch.part(FORWARD + piece.name):
         try:
-            if statistics is None or layer not in statistics.norms:
-                return session(value)
-            output, rows = session.measure(value, statistics.norms[layer])
+            if statistics is None or piece.layer not in statistics.norms:
+                return piece.session(value)
+            output, rows = piece.session.measure(value, statistics.norms[piece.layer])
             for norm, (means, variances) in rows.items():
                 statistics.add(norm, means, variances)
             return output
         except Exception as error:  # onnxruntime raises several unrelated types
             if is_out_of_memory(error):
-                raise OutOfMemory(f"not enough memory to run layer {name!r} on {len(value)} samples") from None
-            raise EmbraceError(f"layer {name!r} failed: {str(error).splitlines()[0]}") from None
+                raise OutOfMemory(f"not enough memory to run layer {piece.name!r} on {len(value)} samples") from None
+            raise EmbraceError(f"layer {piece.name!r} failed: {str(error).splitlines()[0]}") from None
 
 
 def _fetched(

@@ -206,36 +206,43 @@ class _Reader:
 
         Fields of a fixed width are left out: none that is read has one, and protobuf leaves them out, too.
         """
-        at, met = 0, 0
-        while at < len(data):
+        met = 0
+        for number, value, _ in split_fields(data):
             self._count()
-            key, at = _varint(data, at)
-            if key >= 1 << 32:  # of which a reader may take the last 32 bits
-                refuse("it is no ONNX file")
-            number, kind = key >> 3, key & 7
             met += number in single
             if met > 1:
                 refuse(f"field {number} of a part that can have it once is there again")
-            if kind == 0:
-                value, at = _varint(data, at)
+            if value is not None:
                 yield number, value
-                continue
-            if kind == 2:
-                size, at = _varint(data, at)
-            elif kind in (1, 5):
-                size = 8 if kind == 1 else 4
-            else:
-                refuse("it is no ONNX file")
-            if size > len(data) - at:
-                refuse("it is no ONNX file, or a part of one")
-            if kind == 2:
-                yield number, data[at : at + size]
-            at += size
 
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
             refuse(f"more than {MOST_ITEMS} parts")
+
+
+def split_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview | None, memoryview]]:
+    """Yield the number, the value and all bytes of each field; the value is None where it has a fixed width."""
+    at = 0
+    while at < len(data):
+        start = at
+        key, at = _varint(data, at)
+        if key >= 1 << 32:  # of which a reader may take the last 32 bits
+            refuse("it is no ONNX file")
+        number, kind = key >> 3, key & 7
+        value: int | memoryview | None = None
+        if kind == 0:
+            value, at = _varint(data, at)
+        elif kind == 2:
+            size, at = _varint(data, at)
+            value, at = data[at : at + size], at + size
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            refuse("it is no ONNX file")
+        if at > len(data):
+            refuse("it is no ONNX file, or a part of one")
+        yield number, value, data[start:at]
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

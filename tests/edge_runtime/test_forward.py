@@ -86,6 +86,30 @@ def test_it_does_not_matter_how_layers_are_run(digits, images, tmp_path):
     assert 0 < relative(halves, usual) < 2e-3  # one rounding for each of the four layers
 
 
+def test_layers_are_not_joined_where_the_graph_cannot_be_written(digits, images, monkeypatch):
+    def refuse(**_: object) -> None:
+        raise PermissionError("read-only")
+
+    opened: list[Path] = []
+    monkeypatch.setattr(forward, "LayerForward", lambda graph, settings: opened.append(graph) or LayerForward(graph))
+    expected = frozen(digits, 3, images[0][:8], ForwardPlan()).rows(0, 8)
+    monkeypatch.setattr(forward.tempfile, "NamedTemporaryFile", refuse)
+    found = frozen(digits, 3, images[0][:8], ForwardPlan()).rows(0, 8)
+    assert relative(found, expected) < 1e-6
+    assert not opened[0].exists(), "the joined graph stayed in the bundle"
+    assert opened[1:] == [digits.directory / layer.forward.name for layer in digits.manifest.layers[:3]]
+
+
+@pytest.mark.parametrize(("memory", "profile"), [(8 * 10**6, "fast"), (ONE_BY_ONE, "low_memory"), (None, "low_memory")])
+def test_few_weights_are_packed_also_where_memory_is_short(digits, images, monkeypatch, memory, profile):
+    opened: list[str] = []
+    monkeypatch.setattr(
+        forward, "LayerForward", lambda graph, settings: opened.append(settings.profile) or LayerForward(graph)
+    )
+    frozen(digits, 3, images[0][:8], ForwardPlan(8, memory), LOW_MEMORY)
+    assert set(opened) == {profile}
+
+
 class CountedLayer(LayerForward):
     """A layer that is known as long as anybody holds it."""
 
@@ -123,7 +147,7 @@ def test_no_more_than_one_group_is_loaded_and_one_fetched(digits, images, memory
         Stopwatch(),
         lambda name, done, total: sizes.append(len(CountedLayer.alive)),
     )
-    assert sizes == [size for size in expected for _ in range(3)]  # three batches for each group
+    assert sizes == [1 for _ in expected for _ in range(3)]  # three batches for each group, whose layers are one graph
     assert source.alive == [0] * 5, "a session outlived its group"
     assert source.fetched == [layer for what, layer in source.events if what == "release"] == [0, 1, 2, 3, 4]
     group_of = {layer: number for number, part in enumerate(parts) for layer in part}
