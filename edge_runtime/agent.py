@@ -118,7 +118,7 @@ class Agent:
         engine: str = "auto",
         profile: str = "auto",
         threads: int = 1,
-        spinning: bool = False,
+        spinning: bool = True,
         work: str | Path | None = None,
         certificate: str | Path | None = None,
         trust: Sequence[str] = (),

@@ -104,7 +104,7 @@ def train(
     engine: str = "auto",
     profile: str = "auto",
     threads: int = 1,
-    spinning: bool = False,
+    spinning: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
     checkpoint: str | Path | None = None,

@@ -30,7 +30,7 @@ def agent(
     engine: Annotated[str, typer.Option(help="auto, portable or ort-training.")] = "auto",
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of the runtime.")] = 1,
-    spinning: Annotated[bool, typer.Option(help="Idle threads wait actively.")] = False,
+    spinning: Annotated[bool, typer.Option(help="Several threads wait actively within a step.")] = True,
     work: Annotated[Path | None, typer.Option(help="Where graphs, activations and the credential are kept.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file of the authority to trust, for TLS.", envvar="EMBRACE_CERTIFICATE")

@@ -53,7 +53,7 @@ def train(
     engine: Annotated[str, typer.Option(help="auto, portable or ort-training.")] = "auto",
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of the runtime.")] = 1,
-    spinning: Annotated[bool, typer.Option(help="Idle threads wait actively.")] = False,
+    spinning: Annotated[bool, typer.Option(help="Several threads wait actively within a step.")] = True,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The trained bundle. Default: BUNDLE-trained")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Default: OUT.checkpoint")] = None,
