@@ -229,6 +229,17 @@ class Repository:
         mine = select(ROUNDS).where(ROUNDS.c.job == job, ROUNDS.c.number >= first)
         return _all(session, RoundRecord, mine.order_by(ROUNDS.c.number))
 
+    def committed_rounds(self, session: Session, job: str) -> int:
+        """Count the rounds of a job that led to a version."""
+        mine = select(func.count()).select_from(ROUNDS).where(ROUNDS.c.job == job, ROUNDS.c.state == "committed")
+        return session.scalar(mine) or 0
+
+    def facts_after(self, session: Session, job: str, number: int) -> dict[str, Any] | None:
+        """Read the facts that a round left behind."""
+        mine = select(ROUNDS.c.summary).where(ROUNDS.c.job == job, ROUNDS.c.number == number)
+        found: dict[str, Any] | None = (session.scalar(mine) or {}).get("facts")
+        return found
+
     def newest_rounds(self, session: Session, job: str, count: int) -> list[RoundRecord]:
         newest = select(ROUNDS).where(ROUNDS.c.job == job).order_by(ROUNDS.c.number.desc()).limit(count)
         return _all(session, RoundRecord, newest)

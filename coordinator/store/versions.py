@@ -28,6 +28,7 @@ _STATE = ".state"
 _SUMS = ".sums"  # that the version was made of
 _WAITING = ".evaluated"  # to be scored
 _BEST = ".best"  # the best so far
+_VECTORS = {"weights": _WEIGHTS, "state": _STATE}
 _NUMBERED = (_WEIGHTS, _STATE, _SUMS)  # of which only the newest stay
 
 
@@ -56,6 +57,10 @@ class Versions:
     def sums(self, job: str, version: int) -> Path:
         """Return the sums that a version was made of (sums.py); they need not be there."""
         return self._blobs.file(_key(job, version, _SUMS))
+
+    def files(self, job: str, version: int) -> dict[str, Path]:
+        """Return where the weights and the state of a version are; either need not be there."""
+        return {name: self._blobs.file(_key(job, version, kind)) for name, kind in _VECTORS.items()}
 
     def keep_sums(self, job: str, version: int, sums: RoundSums, devices: int) -> None:
         """Keep the sums that a version is made of, before it is there; `devices` have taken part in the job."""

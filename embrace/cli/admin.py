@@ -65,6 +65,36 @@ def prune(
     show.console().print(show.table(title, columns, rows))
 
 
+@admin.command()
+def check(data: Data, database: Database = None, blobs: Blobs = None, json_: Json = False) -> None:
+    """Verify what is stored, also while coordinators are at work: nothing is changed.
+
+    Every version has to be what the version before and the sums of its round make, bit for bit; files have to be there
+    with their sha256; rows have to refer to rows. Exit code 1 if something is wrong, with a line for each.
+
+    Example: embrace admin check --data coordinator
+    """
+    from coordinator.check import Check
+    from coordinator.store.open import stores_of
+
+    settings = _settings(data, database, blobs)
+    with stores_of(data, settings.database, settings.blobs) as (repository, opened):
+        looked = Check(repository, opened)
+        wrong = [f"database: {line}" for line in looked.rows()]
+        found = list(looked.jobs())
+    wrong += [f"job {own.job}: {line}" for own in found for line in own.wrong]
+    if json_:
+        show.print_json({"jobs": [vars(own) for own in found], "wrong": wrong})
+    else:
+        columns = ("job", "newest version", "stored", "computed again", "blobs read", "wrong")
+        rows = [[own.job, own.version, own.versions, own.computed, own.blobs, len(own.wrong)] for own in found]
+        show.console().print(show.table("what is stored", columns, rows))
+        for line in wrong:
+            show.console().print(f"wrong: {line}", markup=False, soft_wrap=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
 def _settings(data: Path, database: str | None, blobs: str | None, **given: float | None) -> Settings:
     """Read what the coordinator was told; its address and limits are of no interest here."""
     from coordinator.settings import load_settings
