@@ -297,24 +297,26 @@ def assign(
     seconds: Mapping[str, float] = _NOTHING_KNOWN,
     resting: int = 0,
     buffers: int = 1,
+    away: int = 0,
 ) -> Cohort:
     """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
 
     `seconds` has what tasks of devices took before. So many devices are `resting`: they are there, and a round does not
     wait for them to begin, but they are not invited. What the job says in numbers of devices is kept all the same.
+    So many more are `away`: they come back, and count as there; a round takes as many devices as with them, of others.
 
     Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
     left is replaced by the next one of the window's random order, for the rest of the window. A device without a
     profile is taken as able to train everything. `batch` and `buffers` say for what memory is predicted.
     """
     fit, reasons = _fit(available, profiles, cover, manifest, batch, buffers)
-    if missing := missing_to_begin(participation, len(fit), resting):
+    if missing := missing_to_begin(participation, len(fit), resting, away):
         return Cohort(missing=missing, unfit=reasons)
     order = participation.order(fit, seed, round_number)
     fixed: set[str] = set()
     if previous is None or not previous.seats or participation.starts_window(round_number):
-        slots = participation.draw(fit, seed, round_number)
-        wanted = participation.wanted(len(fit))
+        slots = participation.draw(fit, seed, round_number, away)
+        wanted = participation.wanted(len(fit) + away)
     else:
         fixed = {seat.member.device for seat in previous.seats} & fit.keys()
         slots = _carried_over(previous, fixed, order)
@@ -335,9 +337,11 @@ def assign(
     )
 
 
-def missing_to_begin(participation: Participation, fit: int, resting: int = 0) -> int:
+def missing_to_begin(participation: Participation, fit: int, resting: int = 0, away: int = 0) -> int:
     """Count the devices that are missing before a cohort can be drawn, if so many are fit; see `assign`."""
-    missing = max(participation.needed - resting, participation.least) - fit
+    there = fit + away
+    seats = min(participation.invited(there), there)
+    missing = max(max(participation.needed - resting, participation.least) - there, seats - fit)
     return max(1, missing) if missing > 0 or not fit else 0
 
 

@@ -114,10 +114,12 @@ class RoundEngine:
         *,
         seconds: Mapping[str, float] | None = None,
         resting: int = 0,
+        away: int = 0,
     ) -> cohort.Cohort:
         """Draw the cohort of a round from the devices that are there; `previous` is that of the round before.
 
-        `seconds` has what the tasks of devices took before; so many devices are `resting`, there but not invited.
+        `seconds` has what the tasks of devices took before; so many devices are `resting`, there but not invited;
+        so many are `away` and come back.
         """
         plan, (batch, buffers) = self.plan, self.plan.local.load
         return cohort.assign(
@@ -133,11 +135,12 @@ class RoundEngine:
             seconds or {},
             resting,
             buffers,
+            away,
         )
 
-    def missing_to_begin(self, fit: int, resting: int) -> int:
-        """Count the devices that are missing to draw a cohort, if so many are fit and so many `resting`."""
-        return cohort.missing_to_begin(self.plan.participation, fit, resting)
+    def missing_to_begin(self, fit: int, resting: int, away: int = 0) -> int:
+        """Count the devices that are missing to draw a cohort, if so many are fit, `resting` and `away`."""
+        return cohort.missing_to_begin(self.plan.participation, fit, resting, away)
 
     def member(self, device: str, profile: DeviceProfile, seconds: float | None = None) -> cohort.Member:
         """Describe a device that may take over a free seat."""

@@ -136,17 +136,20 @@ class Participation:
         window = self._window_of(round_number)
         return sorted(set(devices), key=lambda device: (_hash(seed, window, f"device {device}"), device))
 
-    def draw(self, devices: Iterable[str], seed: int, round_number: int) -> list[Slot]:
-        """The cohort of a round, uniform over the devices; the same for the same arguments, here and everywhere."""
+    def draw(self, devices: Iterable[str], seed: int, round_number: int, away: int = 0) -> list[Slot]:
+        """The cohort of a round, uniform over the devices; the same for the same arguments, here and everywhere.
+
+        So many more are `away`: a share of the devices counts them, and they are not drawn.
+        """
         listed = sorted(set(devices))
         if not listed:
             return []
         if not self.replacement:
-            chosen = self.order(listed, seed, round_number)[: self.invited(len(listed))]
+            chosen = self.order(listed, seed, round_number)[: self.invited(len(listed) + away)]
             return [Slot(number, device) for number, device in enumerate(chosen)]
         window = self._window_of(round_number)
         # The remainder of a 256-bit number is even enough for any number of devices.
-        draws = (_hash(seed, window, f"draw {k}") % len(listed) for k in range(self.invited(len(listed))))
+        draws = (_hash(seed, window, f"draw {k}") % len(listed) for k in range(self.invited(len(listed) + away)))
         counts = Counter(listed[index] for index in draws)  # in order of their first draw
         return [Slot(number, device, count) for number, (device, count) in enumerate(counts.items())]
 
