@@ -48,6 +48,7 @@ from coordinator.jobs import (
 from coordinator.news import News
 from coordinator.notifier import Notifier
 from coordinator.overview import Overview
+from coordinator.pacing import ComeBack, Pacing
 from coordinator.presence import PRESENCE, OwnPresence, Presence, SharedPresence
 from coordinator.reports import Reports
 from coordinator.retention import LEAST_VERSIONS, Keep, Retention
@@ -66,6 +67,7 @@ from federation.engine import RoundEngine
 from federation.errors import EmbraceError, InputError
 from federation.job import Plan, plan_from, plan_to
 from federation.messages import TaskOffer, encode_task
+from federation.pace import Pace
 from federation.round_sums import Reached
 
 log = logging.getLogger("embrace.coordinator")
@@ -86,6 +88,7 @@ class Coordinator:
         reached: Reached = lambda point: None,
         limits: EvaluationLimits | None = None,
         keep: Keep | None = None,
+        pace: Pace | None = None,
     ) -> None:
         limits, keep = limits or EvaluationLimits(), keep or Keep()
         folder = limits.evaluation_data
@@ -104,6 +107,7 @@ class Coordinator:
         self._versions = Versions(blobs, more=keep.keep_versions - LEAST_VERSIONS)
         self._bundles = Bundles(blobs)
         self._jobs: dict[str, OpenJob] = {}
+        self._pacing = Pacing(pace or Pace(), self.presence, self._jobs)
         self._units = Units(repository, clock, self._handle, self.watchers.notify)
         self._sharing: Sharing | None = None  # with other processes
         if repository.is_shared:
@@ -169,6 +173,7 @@ class Coordinator:
             return
         needed: list[UpdateRecord] = []
         with self._units.begin() as work:
+            self.presence.recall(work.session, work.now)
             outage = work.now - min(work.now, self.repository.last_sign_of_life(work.session) or work.now)
             for record in self.repository.unfinished_jobs(work.session):
                 try:
@@ -266,6 +271,7 @@ class Coordinator:
                 self._versions.forget_best(job_id, besides=version)
             case ShutOut(device):
                 self.shut_out.add(device)
+                self.presence.left(device)
             case MissedOffer(device):
                 self.presence.left(device)
             case NotifyDevices():
@@ -465,19 +471,26 @@ class Coordinator:
 
     # --- devices: tasks ----------------------------------------------------------------------------------------------
 
-    def next_tasks(self, devices: Sequence[str]) -> list[TaskOffer | Exception | None]:
-        """Offer several devices a task each, in one transaction."""
+    def next_tasks(self, devices: Sequence[str]) -> list[TaskOffer | ComeBack | Exception | None]:
+        """Offer several devices a task each, in one transaction; without one they wait, or are told to come back.
+
+        A device that comes before its time does not heed it: it waits, so that it does not ask again at once.
+        """
         if self.leaving:
             return [None] * len(devices)
         with self._units.begin() as work:
             # A fleet that waits does not write all the time.
             shut_out = self.repository.see(work.session, devices, work.now, every=PRESENCE / 8)
-            self.presence.came(work.session, devices, work.now)
+            known = [device for device in devices if device not in shut_out]
+            early = self.presence.came(work.session, known, work.now)
             for job in self._jobs.values():
                 with _alone(job):
-                    self._draw_cohort(work, job, devices)
+                    self._draw_cohort(work, job, known)
+            offers = {device: self._offer(work, device) for device in known}
+            idle = [device for device, offer in offers.items() if offer is None and device not in early]
+            away = {device: ComeBack(seconds) for device, seconds in self._pacing.steer(work, idle).items()}
             refused = NotAllowed("this device was shut out")
-            return [refused if device in shut_out else self._offer(work, device) for device in devices]
+            return [refused if device in shut_out else away.get(device, offers[device]) for device in devices]
 
     def _draw_cohort(self, work: UnitOfWork, job: OpenJob, came: Sequence[str]) -> None:
         """Begin a round that waits for its devices, if they are there.
@@ -487,26 +500,29 @@ class Coordinator:
         state = work.state(job)
         if state.paused_at is not None or state.round.state != "selecting":
             return
-        here = set(self.presence.here(work.session, work.now))
+        here = set(self.presence.here(work.session, work.now)) - self.shut_out
+        away = self.presence.counts(work.session, work.now)[1]
         resting = here & state.benched(work.now)
         self._note_fitness(work, job, here.intersection(came) - resting)
         unfit = work.state(job).unfit.keys()
-        missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting))
+        missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting), away)
         if missing and (
             slow := {device for device in resting if state.only_rests(device)}
         ):  # rather these than too few
             resting -= slow
-            missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting))
+            missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting), away)
         fit = here - resting
-        drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, len(resting))
+        drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, len(resting), away)
         work.advance(job, rounds.DevicesAvailable(cohort=drawn))
 
-    def _draw(self, work: UnitOfWork, job: OpenJob, fit: Collection[str], resting: int) -> cohort.Cohort:
+    def _draw(self, work: UnitOfWork, job: OpenJob, fit: Collection[str], resting: int, away: int) -> cohort.Cohort:
         """Draw a cohort, and note the devices that the job cannot use."""
         state = work.state(job)
         profiles, unreadable = self.repository.profiles(work.session, fit)
         seconds = {id: known.seconds for id, known in state.standings.items() if known.seconds is not None}
-        drawn = job.engine.assign(state.round.number, profiles, state.previous, seconds=seconds, resting=resting)
+        drawn = job.engine.assign(
+            state.round.number, profiles, state.previous, seconds=seconds, resting=resting, away=away
+        )
         work.note_unfit(job, {**dict(drawn.unfit), **unreadable})
         return drawn
 

@@ -39,6 +39,7 @@ class OpenJobState:
     waits_for: tuple[int, rounds.Effect] | None = None  # what clients were last told that a round waits for
     standings: Mapping[str, StandingRecord] = field(default_factory=dict)  # how devices have done
     refused: Mapping[str, int] = field(default_factory=dict)  # bodies of tasks of the round that were no updates
+    last_round: float | None = None  # seconds that the round before took
 
     def is_recorded_as(self, other: OpenJobState) -> bool:
         """Whether the database has the same of both; what each process knows for itself is left out."""
@@ -85,7 +86,8 @@ def restore_job(
     previous = _cohort(past[0]) if past else None
     paused_at = repository.state_changed_at(session, job.id) if job.state == "paused" else None
     known = {record.device: record for record in repository.standings(session, job=job.id)}
-    state = OpenJobState(job.version, current, facts, previous, paused_at, standings=known)
+    took = before[0].closed_at - before[0].opened_at if before and before[0].closed_at is not None else None
+    state = OpenJobState(job.version, current, facts, previous, paused_at, standings=known, last_round=took)
     return OpenJob(job.id, job.bundle, engine, state, revision)
 
 
@@ -281,7 +283,8 @@ class UnitOfWork:
         before = self.state(job).round
         opened = job.engine.open(number, self.now_of(job))
         self._repository.add_round(self.session, job.id, opened)
-        self.change(job, round=opened, previous=_cohort(before), refused={})
+        took = opened.opened_at - before.opened_at
+        self.change(job, round=opened, previous=_cohort(before), refused={}, last_round=took)
         self._written[job] = ()
 
     def advance(self, job: OpenJob, event: rounds.Event, **columns: Any) -> tuple[rounds.Effect, ...]:

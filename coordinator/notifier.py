@@ -23,8 +23,8 @@ class Notifier:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, future)
 
-    async def wait(self, since: int, seconds: float) -> None:
-        """Wait until there were more notifications than `since`, or so many seconds have passed."""
+    async def wait(self, since: int, seconds: float, other: asyncio.Future[None] | None = None) -> None:
+        """Wait until there were more notifications than `since`, so many seconds have passed, or `other` is done."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         with self._lock:
@@ -32,7 +32,8 @@ class Notifier:
                 return
             self._waiting.add((loop, future))
         try:
-            await asyncio.wait([future], timeout=seconds)
+            awaited = [future] if other is None else [future, other]
+            await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             with self._lock:
                 self._waiting.discard((loop, future))

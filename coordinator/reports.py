@@ -124,17 +124,17 @@ class Reports:
     def _fleet(self, job: OpenJob) -> Fleet:
         """Say what is known of a job's devices, those that are there counted now."""
         now = self._clock()
-        here = self._here(now)
+        here, away = self._there(now)
         with self._repository.reading() as session:
             standings = self._repository.standings(session, job=job.id)
             names = self._repository.names(session)
         benched = {known.device: _why_benched(known) for known in standings if (known.benched_until or 0.0) > now}
-        return Fleet(_missing(job, here, now), job.state.unfit, benched, names)
+        return Fleet(_missing(job, here, away, now), job.state.unfit, benched, names)
 
-    def _here(self, now: float) -> list[str]:
-        """List the devices that would come for a task, as when a cohort is drawn."""
+    def _there(self, now: float) -> tuple[list[str], int]:
+        """List the devices that would come for a task, as when a cohort is drawn; count those that are away."""
         with self._repository.reading() as session:
-            return list(self._presence.here(session, now))
+            return list(self._presence.here(session, now)), self._presence.counts(session, now)[1]
 
     def waiting(self, device: str) -> str:
         """Say to a device that just asked in vain what the jobs wait for. No database: a whole fleet asks."""
@@ -216,13 +216,13 @@ class Reports:
             state = "revoked"
         elif row.id in working:
             state = "working"
-        elif row.seen_at <= self._clock() - self._heard_within:
+        elif row.seen_at <= self._clock() - self._heard_within and row.away_until < self._clock():
             state = "gone"
         else:
             state = "benched" if row.id in benched else "waiting"
         unfit = "" if row.revoked else self.unfit(row.id)
         return {
-            **_without(row, "token_hash", "here_until"),
+            **_without(row, "token_hash", "here_until", "away_until"),
             "state": state,
             "benched_until": benched.get(row.id),
             "unfit": unfit,
@@ -284,8 +284,8 @@ class Reports:
             failing = self._repository.failing_devices(session, MOST_DEVICES)
         states = self.device_states()
         selecting = [job for job in list(self._open_jobs.values()) if _selects(job)]
-        here = self._here(now) if selecting else []
-        missing = {job.id: _missing(job, here, now) for job in selecting}
+        here, away = self._there(now) if selecting else ([], 0)
+        missing = {job.id: _missing(job, here, away, now) for job in selecting}
         return {"jobs": jobs, "failing": failing, "states": states, "missing": missing}
 
     def device_states(self) -> dict[str, int]:
@@ -315,18 +315,20 @@ class Reports:
             self._repository.ping(session)
 
     def census(self, since: float) -> dict[str, Any]:
-        """Count jobs, devices and rounds; present are the devices that were heard of since then."""
+        """Count jobs, devices and rounds; present are the devices that were heard of since then, or are away."""
         with self._repository.reading() as session:
-            return self._repository.census(session, since)
+            return self._repository.census(session, since, self._clock())
 
 
 def _selects(job: OpenJob) -> bool:
     return job.state.round.state == "selecting" and job.state.paused_at is None
 
 
-def _missing(job: OpenJob, here: Collection[str], now: float) -> int:
+def _missing(job: OpenJob, here: Collection[str], away: int, now: float) -> int:
     """Count the devices that are missing to begin a round; a round does not wait for those that are benched."""
     counted = [device for device in here if device not in job.state.unfit]
+    if away:
+        return job.engine.missing_to_begin(len(counted), 0, away)
     fit = any(not job.state.why_benched(device, now) for device in counted)
     least = job.engine.plan.participate.needed if fit or not counted else len(counted) + 1
     return max(0, least - len(counted))

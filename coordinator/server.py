@@ -38,6 +38,7 @@ from coordinator.store.repository import Repository
 from edge_runtime.files import make_folder
 from edge_runtime.system import HERE
 from federation.errors import EmbraceError, InputError
+from federation.pace import Pace
 from federation.round_sums import Reached
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Server:
         self.registry = Registry(repository, time.time)
         limits = EvaluationLimits(**_shared(settings, EvaluationLimits))
         keep = Keep(**_shared(settings, Keep))
-        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits, keep=keep)
+        pace = Pace(**_shared(settings, Pace))
+        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits, keep=keep, pace=pace)
         limits_of_clients = ClientLimits(**_shared(settings, ClientLimits))
         self.app = create_app(self.coordinator, self.registry, limits_of_clients, settings.allow_origin)
         if self.lan is not None:

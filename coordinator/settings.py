@@ -46,6 +46,9 @@ class Settings:
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events
+    long_polls: int = 1000  # devices that wait for a task in a request; those of a larger fleet are told to come back
+    check_ins_per_second: float = 100.0  # of the devices that were told to come back, all together
+    longest_away: float = 900.0  # seconds that a device is told, unless the rate above takes more
     slow_client: float = 15.0  # seconds for the headers of a request, and for every KiB of its body
     evaluation_data: str | None = None  # a folder; jobs name what is in it: coordinator:NAME
     evaluation_bytes: int = 2 << 30  # of uploaded samples, at most
@@ -89,6 +92,9 @@ class Settings:
             "requests_per_second",
             "concurrent_requests",
             "waiting_requests",
+            "long_polls",
+            "check_ins_per_second",
+            "longest_away",
             "slow_client",
             "evaluation_seconds",
         ):

@@ -19,6 +19,7 @@ from coordinator.api.admission import give_way
 from coordinator.api.auth import Device, EnrolmentToken, Known, Service
 from coordinator.api.documents import Accepted, Enrolled, Enrolment, Failure, OwnName, Renewed
 from coordinator.api.downloads import Download
+from coordinator.api.hang_up import HangUp
 from coordinator.api.limits import LARGEST, check_length, counting_failures
 from coordinator.api.metrics import CountedRoute
 from coordinator.api.openapi import BINARY_ANSWER, BINARY_BODY, NOTHING_TO_DO, problems
@@ -26,6 +27,7 @@ from coordinator.arrivals import Arrival, Receiving
 from coordinator.body_check import check_body
 from coordinator.coordinator import Coordinator
 from coordinator.errors import NotFound
+from coordinator.pacing import ComeBack
 from coordinator.presence import PRESENCE
 from edge_runtime.bundle_files import map_weights
 from federation.axes.cover import DeviceProfile
@@ -38,7 +40,7 @@ router = APIRouter(prefix="/v1", tags=["device"], route_class=CountedRoute)
 LONGEST_WAIT = 60.0  # seconds for a task
 MOST_REPORT = 16_384  # characters
 MOST_WORDS = 1000
-HANGS_UP = 2.0  # seconds until it is seen that a device that waited has gone
+ENOUGH = "; enough devices wait for the next round"
 Version = Annotated[int, Path(ge=0, le=LARGEST)]
 
 
@@ -72,8 +74,11 @@ async def next_task(
 
     If none of the jobs that run can use the device, `Embrace-Unfit` says why, percent-encoded; a later one may.
     `Embrace-Waiting` says what the jobs that could use it wait for.
+
+    A device of a large fleet that is not needed is answered at once, and told by `Retry-After` in how many seconds to
+    come back; one that comes earlier waits.
     """
-    offer, until = None, time.monotonic() + wait
+    offer, until, hang_up = None, time.monotonic() + wait, HangUp(request)
     with service.presence.waiting(device):
         while True:
             count = service.notifier.count
@@ -81,14 +86,17 @@ async def next_task(
             rest = until - time.monotonic()
             if offer is not None or rest <= 0 or service.leaving:
                 break
-            if not await _stays(request, service, count, min(rest, PRESENCE / 4)):  # then it is seen to be there still
+            rest = min(rest, PRESENCE / 4)  # then it is seen to be there still
+            if await hang_up.wait(service.notifier, count, rest):
                 break
-    if await request.is_disconnected():
+    if await hang_up.close():
         await run_in_threadpool(service.presence.left, device)
-    if offer is None:
+    if not isinstance(offer, TaskOffer):
         told = {"Embrace-Unfit": service.unfit(device), "Embrace-Waiting": service.waiting(device)}
+        if isinstance(offer, ComeBack):
+            told["Embrace-Waiting"] += ENOUGH
         headers = {name: quote(words[:MOST_WORDS], " ") for name, words in told.items() if words}
-        return Response(status_code=204, headers=headers)
+        return Response(status_code=204, headers={**headers, **_come_back(offer)})
     return JSONResponse(vars(offer), headers=_lease(service, offer))
 
 
@@ -130,10 +138,12 @@ async def send_update(
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hex(), report))
     answer: dict[str, Any] = {"status": "accepted", "sha256": sha256.hex()}
-    offer = await _next_at_once(request, device) if following else None
-    if following:
-        answer["next"] = None if offer is None else vars(offer)
-    return JSONResponse(answer, 201, headers=None if offer is None else _lease(service, offer))
+    if not following:
+        return JSONResponse(answer, 201)
+    offer = await _next_at_once(request, device)
+    if isinstance(offer, TaskOffer):
+        return JSONResponse({**answer, "next": vars(offer)}, 201, headers=_lease(service, offer))
+    return JSONResponse({**answer, "next": None}, 201, headers=_come_back(offer))
 
 
 @router.post("/tasks/{task}/heartbeat", summary="Keep a task", response_model=Renewed, responses=problems(404, 409))
@@ -222,23 +232,18 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
-async def _next_at_once(request: Request, device: str) -> TaskOffer | None:
+async def _next_at_once(request: Request, device: str) -> TaskOffer | ComeBack | None:
     """Take the next task; a device that gets none asks for it, and hears then why."""
     try:
-        offer: TaskOffer | None = await request.app.state.next_task(device)
+        offer: TaskOffer | ComeBack | None = await request.app.state.next_task(device)
     except EmbraceError:
         return None
     return offer
 
 
-async def _stays(request: Request, service: Coordinator, count: int, seconds: float) -> bool:
-    """Wait for news; return at once, and False, if the device hangs up."""
-    until = time.monotonic() + seconds
-    while (rest := until - time.monotonic()) > 0 and service.notifier.count == count:
-        await service.notifier.wait(count, min(rest, HANGS_UP))
-        if await request.is_disconnected():
-            return False
-    return True
+def _come_back(offer: ComeBack | None) -> dict[str, str]:
+    """Say when to come back; until then the connection is of no use."""
+    return {} if offer is None else {"Retry-After": str(math.ceil(offer.seconds)), "Connection": "close"}
 
 
 def _lease(service: Coordinator, offer: TaskOffer) -> dict[str, str]:

@@ -48,9 +48,10 @@ BINARY_FILE = {"requestBody": {"content": _BINARY, "description": "The file; no 
 BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"description": "The bytes.", "content": _BINARY}}
 _UNFIT = {"description": "Why no job can use the device, percent-encoded.", "schema": {"type": "string"}}
 _WAITING = {"description": "What the jobs wait for, percent-encoded.", "schema": {"type": "string"}}
+_COME_BACK = {"description": "Seconds after which to ask, if not at once.", "schema": {"type": "integer"}}
 NOTHING_TO_DO = {
     "description": "Nothing to do; ask again.",
-    "headers": {"Embrace-Unfit": _UNFIT, "Embrace-Waiting": _WAITING},
+    "headers": {"Embrace-Unfit": _UNFIT, "Embrace-Waiting": _WAITING, "Retry-After": _COME_BACK},
 }
 
 # What the schema describes is each event of the stream (OpenAPI 3.1 has no word for a stream).

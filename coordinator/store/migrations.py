@@ -121,6 +121,13 @@ def unchecked_updates(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE updates ADD COLUMN checked BOOLEAN NOT NULL DEFAULT TRUE"))
 
 
+def devices_that_come_back(connection: Connection) -> None:
+    """10 to 11: devices of a large fleet are told when to come back."""
+    connection.execute(text("ALTER TABLE devices ADD COLUMN away_until DOUBLE PRECISION NOT NULL DEFAULT 0"))
+    for column in ("here_until", "away_until"):
+        connection.execute(text(f"CREATE INDEX ix_devices_{column} ON devices ({column})"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -132,4 +139,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     long_integers,
     several_processes,
     unchecked_updates,
+    devices_that_come_back,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Engine,
     Select,
     Table,
+    and_,
     bindparam,
     case,
     delete,
@@ -493,7 +494,26 @@ class Repository:
         mine = select(DEVICES.c.id).where(DEVICES.c.id.in_(devices), ~DEVICES.c.here_until.between(*besides))
         rows = session.scalars(mine.order_by(DEVICES.c.id).with_for_update(key_share=True)).all()
         if rows:
-            session.execute(update(DEVICES).where(DEVICES.c.id.in_(rows)).values(here_until=until))
+            session.execute(update(DEVICES).where(DEVICES.c.id.in_(rows)).values(here_until=until, away_until=0.0))
+
+    def set_away(self, session: Session, until: Mapping[str, float]) -> None:
+        """Note until when devices count as there that are away, a time for each; lock rows in order."""
+        mine = update(DEVICES).where(DEVICES.c.id == bindparam("whose"))
+        rows = [{"whose": device, "back": until[device]} for device in sorted(until)]
+        session.connection().execute(mine.values(here_until=0.0, away_until=bindparam("back")), rows)
+
+    def away(self, session: Session, now: float, among: Sequence[str] | None = None) -> Sequence[tuple[str, float]]:
+        """List the devices that were told to come back, and until when they count as there."""
+        mine = select(DEVICES.c.id, DEVICES.c.away_until).where(DEVICES.c.away_until >= now)
+        mine = mine.where(DEVICES.c.revoked.is_(False)) if among is None else mine.where(DEVICES.c.id.in_(among))
+        return [(id, until) for id, until in session.execute(mine)]
+
+    def count_there(self, session: Session, now: float) -> tuple[int, int]:
+        """Count the devices that would come for a task, and those that were told to come back."""
+        counted = select(func.count()).select_from(DEVICES).where(DEVICES.c.revoked.is_(False))
+        times = DEVICES.c.here_until, DEVICES.c.away_until
+        here, away = (session.scalar(counted.where(time >= now)) or 0 for time in times)
+        return here, away
 
     def here(self, session: Session, now: float) -> Sequence[str]:
         """List the devices that would come for a task, by what all processes have noted."""
@@ -509,10 +529,10 @@ class Repository:
             session.execute(update(DEVICES).where(DEVICES.c.id.in_(late)).values(seen_at=now))
         return {id for id, revoked, _ in known if revoked}
 
-    def present(self, session: Session, since: float) -> Sequence[str]:
-        """List the devices that were heard of since then."""
-        here = select(DEVICES.c.id).where(DEVICES.c.revoked.is_(False), DEVICES.c.seen_at > since)
-        return session.scalars(here).all()
+    def present(self, session: Session, since: float) -> Sequence[tuple[str, float]]:
+        """List the devices that were heard of since then, and when."""
+        mine = select(DEVICES.c.id, DEVICES.c.seen_at).where(DEVICES.c.revoked.is_(False), DEVICES.c.seen_at > since)
+        return [(id, at) for id, at in session.execute(mine)]
 
     def profiles(self, session: Session, devices: Collection[str]) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
         """Read the profiles of devices; also list those that cannot be read, and why."""
@@ -571,15 +591,15 @@ class Repository:
     def add_meta(self, session: Session, key: str, value: str) -> None:
         session.execute(insert(META), {"key": key, "value": value})
 
-    def census(self, session: Session, since: float) -> dict[str, Any]:
-        """Count jobs by state, devices, those heard of since then, and committed rounds."""
+    def census(self, session: Session, since: float, now: float) -> dict[str, Any]:
+        """Count jobs by state, devices, those heard of since then or away as of now, and committed rounds."""
         states = session.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state))
         here = select(func.count()).select_from(DEVICES).where(DEVICES.c.revoked.is_(False))
         committed = select(func.count()).select_from(ROUNDS).where(ROUNDS.c.state == "committed")
         return {
             "jobs": {**dict.fromkeys(("running", "paused", *FINISHED), 0), **{row[0]: row[1] for row in states}},
             "devices": session.scalar(here),
-            "devices_present": session.scalar(here.where(DEVICES.c.seen_at > since)),
+            "devices_present": session.scalar(here.where(~_is_gone(since, now))),
             "rounds_committed": session.scalar(committed),
         }
 
@@ -587,7 +607,7 @@ class Repository:
         """Count devices by what they do, as of now; gone are those that were not heard of since then."""
         open_jobs = select(JOBS.c.id).where(JOBS.c.state.not_in(FINISHED))
         benched = select(STANDINGS.c.device).where(STANDINGS.c.benched_until > now, STANDINGS.c.job.in_(open_jobs))
-        gone, resting = (DEVICES.c.seen_at <= since, "gone"), (DEVICES.c.id.in_(benched), "benched")
+        gone, resting = (_is_gone(since, now), "gone"), (DEVICES.c.id.in_(benched), "benched")
         state = case((DEVICES.c.revoked.is_(True), "revoked"), gone, resting, else_="waiting").label("state")
         counted = select(state, func.count()).group_by(state)
         found = Counter({row[0]: row[1] for row in session.execute(counted)})
@@ -638,6 +658,11 @@ def _first(session: Session, kind: type[_Record], statement: Select[Any]) -> _Re
 
 def _count(result: Any) -> int:
     return cast("CursorResult[Any]", result).rowcount
+
+
+def _is_gone(since: float, now: float) -> ColumnElement[bool]:
+    """Whether a device was not heard of since then, and was not told to come back."""
+    return and_(DEVICES.c.seen_at <= since, DEVICES.c.away_until < now)
 
 
 def _parts(ids: Collection[str]) -> Iterator[list[str]]:

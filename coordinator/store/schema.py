@@ -96,7 +96,9 @@ class DeviceRecord:
     profile: dict[str, Any]
     enrolled_at: float
     seen_at: float
-    here_until: float = 0.0  # it would come for a task before then; kept where several processes share the database
+    # It would come for a task before then; kept where several processes share the database.
+    here_until: Annotated[float, _of(Double, index=True)] = 0.0
+    away_until: Annotated[float, _of(Double, index=True)] = 0.0  # it was told to come back, and is there until
 
 
 @dataclass(frozen=True)

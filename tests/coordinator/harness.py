@@ -49,6 +49,7 @@ from federation.manifest import (
     Source,
 )
 from federation.messages import Report, TaskOffer
+from federation.pace import Pace
 from federation.space import Vector
 from federation.wire import CheckedUpdate, encode, encode_layers
 from tests import tiny_bundle
@@ -162,6 +163,7 @@ class World:
 
     limits = EvaluationLimits()
     keep = Keep()
+    pace = Pace()
 
     def __init__(self, root: Path, *, width: int = 3, reached: Callable[[str], None] = lambda point: None) -> None:
         self.root, self.now, self.reached = root, 1_000_000.0, reached
@@ -185,7 +187,13 @@ class World:
         repository, blobs = Repository(self.sessions), self.open_blobs()
         self.registry = Registry(repository, lambda: self.now)
         self.coordinator = Coordinator(
-            repository, blobs, clock=lambda: self.now, reached=self.reached, limits=self.limits, keep=self.keep
+            repository,
+            blobs,
+            clock=lambda: self.now,
+            reached=self.reached,
+            limits=self.limits,
+            keep=self.keep,
+            pace=self.pace,
         )
         self.coordinator.start()
 
@@ -216,7 +224,7 @@ class World:
     def fleet(self, *tiers: str) -> list[str]:
         return [self.device(tier) for tier in tiers]
 
-    def poll(self, device: str) -> TaskOffer | None:
+    def poll(self, device: str) -> Any:
         return only(self.coordinator.next_tasks([device]))
 
     def accept(

@@ -155,7 +155,9 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
             (tmp_path / "spool" / f"{task}.{name}.body").rename(tmp_path / "spool" / f"{task}.{sha256}.body")
         for column in ("body", "checked"):
             connection.execute(text(f"ALTER TABLE updates DROP COLUMN {column}"))
-        connection.execute(text("ALTER TABLE devices DROP COLUMN here_until"))
+        for column in ("here_until", "away_until"):
+            connection.execute(text(f"DROP INDEX ix_devices_{column}"))
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {column}"))
         connection.execute(text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     engine.dispose()
     world.begin()
