@@ -205,6 +205,10 @@ class Agent:
 
     def _ask(self, wait: float) -> TaskOffer | None:
         """Ask for a task. Whatever the coordinator answers, the agent asks again later; but not if it is shut out."""
+        if self.client.come_back is not None:
+            self._stay_away(self.client.come_back)
+            if self._until():
+                return None
         asked = time.monotonic()
         try:
             offer = self.client.next_task(wait)
@@ -220,22 +224,33 @@ class Agent:
             return None
         self._refused = 0
         self._tell_unfit(self.client.unfit)
-        waiting = self.client.waiting
-        if offer is None and waiting and not _same(waiting, self._waiting):
-            self._waiting = waiting
-            self.on_notice(f"enrolled as {self.client.name or 'a device'}, waiting: {waiting}")
-        if offer is None and time.monotonic() - asked < min(wait, 1.0) / 2:  # it should have let us wait
-            self._rest(1)
+        if offer is None and self.client.come_back is None:
+            self._tell_waiting(self.client.waiting)
+            if time.monotonic() - asked < min(wait, 1.0) / 2:  # it should have let us wait
+                self._rest(1)
         return offer
+
+    def _stay_away(self, seconds: float) -> None:
+        """Wait for as long as the coordinator said that this device is not needed."""
+        self.client.come_back = None
+        self._tell_waiting(f"{self.client.waiting or 'not needed now'}; asks again in {seconds:.0f} s")
+        self._pause(seconds)
 
     def _rest(self, times: int) -> None:
         """Wait before the next request: longer each time, a little at random, and no longer than there is to do."""
         if times > 0:
-            seconds = min(FIRST_PAUSE * 2 ** min(times, 30), LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-            for _ in range(math.ceil(seconds)):
-                if self._until():
-                    return
-                self._sleep(min(seconds, 1.0))
+            self._pause(min(FIRST_PAUSE * 2 ** min(times, 30), LONGEST_PAUSE) * random.uniform(0.5, 1.5))
+
+    def _pause(self, seconds: float) -> None:
+        for _ in range(math.ceil(seconds)):
+            if self._until():
+                return
+            self._sleep(min(seconds, 1.0))
+
+    def _tell_waiting(self, why: str) -> None:
+        if why and not _same(why, self._waiting):
+            self._waiting = why
+            self.on_notice(f"enrolled as {self.client.name or 'a device'}, waiting: {why}")
 
     def _tell_unfit(self, why: str) -> None:
         if why and not _same(why, self._unfit):

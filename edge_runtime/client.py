@@ -37,6 +37,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TIMEOUT = httpx.Timeout(30.0, read=90.0)
 HEARTBEAT_TIMEOUT = httpx.Timeout(10.0)
 LONGEST_LEASE = 30 * 86400.0  # seconds
+SOONEST_BACK, LONGEST_AWAY = 2.0, 4 * 3600.0  # seconds that a device stays away, whatever the coordinator says
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 507}
 _CHUNK = 1 << 18
 MOST_ANSWER = 1 << 20  # bytes of an answer in JSON
@@ -91,6 +92,7 @@ class DeviceClient:
         self.name = ""  # of this device, as the coordinator has it; empty until it has said so
         self.unfit = ""  # why no job can use this device, as the last answer to `next_task` has it
         self.waiting = ""  # why there is no task, as that answer has it
+        self.come_back: float | None = None  # seconds after which to ask for a task, if the last answer says so
         self.lease: float | None = None  # seconds for which the last task that came may be worked at in silence
 
     def __enter__(self) -> DeviceClient:
@@ -129,6 +131,7 @@ class DeviceClient:
         answer = self._call("POST", "/v1/tasks/next", params={"wait": wait})
         self.unfit = printable(unquote(answer.headers.get("Embrace-Unfit", "")))
         self.waiting = printable(unquote(answer.headers.get("Embrace-Waiting", "")))
+        self.come_back = _away(answer)
         return None if answer.status_code == 204 else self._offer(answer, _json(answer))
 
     def job_state(self, job: str) -> str:
@@ -202,6 +205,7 @@ class DeviceClient:
                 raise
             return None  # it did arrive, only the answer was lost
         offer = _json(answer).get("next") if following else None
+        self.come_back = _away(answer)
         return None if offer is None else self._offer(answer, offer)
 
     def _offer(self, answer: httpx.Response, told: Any) -> TaskOffer:
@@ -338,6 +342,12 @@ def _seconds(told: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return found if 0 < found <= LONGEST_LEASE else None
+
+
+def _away(answer: httpx.Response) -> float | None:
+    """Read in how many seconds to come back, within the device's own bounds."""
+    told = answer.headers.get("Retry-After", "")
+    return min(max(SOONEST_BACK, float(told)), LONGEST_AWAY) if told.isdecimal() and len(told) < 10 else None
 
 
 def _offer(told: Any) -> TaskOffer:

@@ -99,7 +99,7 @@ export class Agent {
         continue;
       }
       if (offer === undefined) {
-        this.watcher.waiting(this.client.waiting);
+        await this.stayAway(this.client.waiting, this.client.comeBack);
         continue;
       }
       failed = (await this.answer(offer)) ? 0 : failed + 1;
@@ -112,6 +112,12 @@ export class Agent {
   private get profile(): Profile {
     const { memory, threads } = this.device;
     return { memory, threads, runtime: runtime().name, engines: ["portable"], needs: this.known.needs };
+  }
+
+  /** Show why there is no task, and wait for as long as the coordinator said that this device is not needed. */
+  private async stayAway(why: string, seconds: number | undefined): Promise<void> {
+    this.watcher.waiting(seconds === undefined ? why : `${why}; asks again in ${Math.round(seconds)} s`);
+    if (seconds !== undefined) await pause(seconds, this.signal);
   }
 
   private async rest(times: number): Promise<void> {

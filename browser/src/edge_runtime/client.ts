@@ -15,6 +15,7 @@ export const LONGEST_PAUSE = 30;
 const AGAIN = new Set([408, 425, 429, 500, 502, 503, 504, 507]);
 const READ_SECONDS = 90;
 const PATIENCE = 600; // seconds
+const [SOONEST_BACK, LONGEST_AWAY] = [2, 4 * 3600]; // seconds that a device stays away, whatever the coordinator says
 const MOST_ANSWER = 2 ** 20; // bytes of an answer in JSON
 const MOST_MANIFEST = 2 ** 26;
 
@@ -75,6 +76,11 @@ export function pause(seconds: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/** Read in how many seconds to come back, within the device's own bounds. */
+function away(told: string | null): number | undefined {
+  return told !== null && /^[0-9]{1,9}$/.test(told) ? Math.min(Math.max(SOONEST_BACK, Number(told)), LONGEST_AWAY) : undefined;
+}
+
 interface Request {
   readonly body?: Bytes | string;
   readonly headers?: Record<string, string>;
@@ -89,6 +95,7 @@ interface Answer {
 
 export class DeviceClient {
   waiting = ""; // why there is no task, as the last answer to `nextTask` has it
+  comeBack: number | undefined; // seconds after which to ask for a task, if that answer says so
   lease: number | undefined; // seconds for which the last task that came may be worked at in silence
   received = 0; // bytes of answers
 
@@ -130,6 +137,7 @@ export class DeviceClient {
     const told = (header: string): string => decodeURIComponent(answer.headers.get(header) ?? "");
     const unfit = told("Embrace-Unfit");
     this.waiting = unfit ? `no job can use this device: ${unfit}` : told("Embrace-Waiting");
+    this.comeBack = away(answer.headers.get("Retry-After"));
     this.lease = Number(answer.headers.get("Embrace-Lease")) || undefined;
     return answer.status === 204 ? undefined : decodeOffer(json(answer));
   }
