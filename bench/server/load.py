@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ class Answer:
     status: int
     body: bytes  # of JSON; of weights only the length is of interest
     size: int
+    headers: Mapping[str, str]  # by names in small letters
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -39,13 +40,15 @@ class Answer:
 class Connection:
     """HTTP/1.1 to this machine, as far as it is needed here: every answer has a length."""
 
-    def __init__(self, port: int, token: str = "") -> None:
+    def __init__(self, port: int, token: str = "", chunk: int = _CHUNK) -> None:
+        """`chunk`: bytes that are read at once."""
         self._port = port
+        self._chunk = chunk
         self._common = f"Host: {HOST}:{port}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
 
     async def __aenter__(self) -> Connection:
         self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(_CHUNK))
+        self._buffer = memoryview(bytearray(self._chunk))
         self._socket = socket.socket()
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,14 +60,18 @@ class Connection:
 
     async def ask(self, what: str, headers: str = "", body: memoryview | None = None) -> Answer:
         """Send a request; `what` is a method and a path. Anything but success is an error."""
+        answer = await self.try_to(what, headers, body)
+        if answer.status >= 300:
+            raise LoadError(f"{what}: the server answered {answer.status}: {answer.body[:300]!r}")
+        return answer
+
+    async def try_to(self, what: str, headers: str = "", body: memoryview | None = None) -> Answer:
+        """Send a request, and return whatever is answered."""
         length = f"Content-Length: {len(body)}\r\n" if body is not None else "Content-Length: 0\r\n"
         await self._loop.sock_sendall(self._socket, f"{what} HTTP/1.1\r\n{self._common}{headers}{length}\r\n".encode())
         if body is not None:
             await self._loop.sock_sendall(self._socket, body)
-        answer = await self._answer(what)
-        if answer.status >= 300:
-            raise LoadError(f"{what}: the server answered {answer.status}: {answer.body[:300]!r}")
-        return answer
+        return await self._answer(what)
 
     async def _answer(self, what: str) -> Answer:
         head = b""
@@ -79,7 +86,7 @@ class Connection:
             size += len(part)
             if kept:
                 body += part
-        return Answer(int(first.split(" ")[1]), body, size)
+        return Answer(int(first.split(" ")[1]), body, size, fields)
 
     async def _read(self, what: str) -> memoryview:
         """Read what has come; it is valid until the next call."""

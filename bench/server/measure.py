@@ -63,10 +63,10 @@ def bench_server(
                 except FlowerMissing as error:
                     notes.append(f"Flower, {count} devices, {size:,} parameters: {error}")
         progress("done", len(cases), len(cases))
-    return ServerReport(at_once, _machine(flower_python if "flower" in servers else None), rows, notes)
+    return ServerReport(at_once, machine(flower_python if "flower" in servers else None), rows, notes)
 
 
-def _machine(flower_python: Path | None) -> dict[str, str]:
+def machine(flower_python: Path | None) -> dict[str, str]:
     found = {key: value for key, value in describe_device().items() if "torch" not in key and "onnx" not in key}
     return {**found, "flwr": flower_version(flower_python)} if flower_python else found
 
@@ -108,7 +108,7 @@ def _run_baseline(folder: Path, devices: int, parameters: int, rounds: int, at_o
         watch = Watch(process.pid)
         for _ in range(rounds):
             watch.round(baseline_round(port, load, devices))
-        _check_result(np.fromfile(folder / "weights", "<f4"), weights, update, rounds)
+        check_result(np.fromfile(folder / "weights", "<f4"), weights, update, rounds)
         return watch.row("baseline", devices, parameters)
 
 
@@ -129,14 +129,14 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         bundle = admin.send_bundle(folder / "bundle")
         tokens = _enrol(url, admin, devices)
         job = str(admin.call("POST", "/jobs", json={"bundle": bundle, "plan": plan_to(plan)})["id"])
-        headers = _update_headers(load.body)
+        headers = update_headers(load.body)
         watch = Watch(process.pid)
         for version in range(rounds):
             watch.round(embrace_round(port, load, tokens, headers, version))
         row = watch.row("embrace", devices, parameters)
         result = folder / "result"
         admin.save_weights(job, rounds, result)
-        _check_result(np.fromfile(result, "<f4", offset=len(load.body) - 4 * parameters), weights, update, rounds)
+        check_result(np.fromfile(result, "<f4", offset=len(load.body) - 4 * parameters), weights, update, rounds)
         return row
 
 
@@ -148,12 +148,12 @@ def _enrol(url: str, admin: Client, devices: int) -> list[str]:
     return [str(answer.raise_for_status().json()["token"]) for answer in answers]
 
 
-def _update_headers(body: bytes) -> str:
+def update_headers(body: bytes) -> str:
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     return f'Embrace-Report: {{"samples": 1}}\r\nContent-Digest: sha-256=:{digest}:\r\n'
 
 
-def _check_result(found: Vector, weights: Vector, update: Vector, rounds: int) -> None:
+def check_result(found: Vector, weights: Vector, update: Vector, rounds: int) -> None:
     """Check the new weights: all updates are the same, so their mean is known."""
     if not np.allclose(found, weights + rounds * update, atol=1e-5 * rounds):
         raise LoadError("the weights after the round are not what the updates make of them")
