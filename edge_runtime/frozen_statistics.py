@@ -8,8 +8,8 @@ samples. So both kinds of devices report the same quantity, and their mean count
 count a weak device 1 / (1 − 0.9^10) = 1.5 times as much as a strong one that takes ten steps.
 
 Two things differ. Layers in front are normalised by running statistics here, by those of the batch in training. The
-former is what the model does when it is used. And s belongs to the weights that the round begins with, those of a device
-that trains to weights on their way to the next version: where these move far in a round, s is old
+former is what the model does when it is used. And s belongs to the weights that the round begins with, what a device
+that trains reports to weights on their way to the next version: where these move far in a round, s is old
 (docs/results/reproduce.md, embracing-statistics).
 """
 

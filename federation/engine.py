@@ -167,18 +167,17 @@ class RoundEngine:
 
     def _exchange(self, number: int, facts: Facts, last: tuple[int, str] | None, inherit: Inherit | None) -> Exchange:
         algorithm, when = self.algorithm, self.plan.when(number)
-        known = last if algorithm.rules_keep or len(facts.sync.changed) > 1 else None  # one unit: nothing is kept
-        return Exchange(
+        exchange = Exchange(
             sync=algorithm.sync,
             sent=algorithm.sync.sent(when, facts.sync),
             changed=facts.sync.changed,
             window_from=self.plan.window_from(number),
-            last_round=known[0] if known else None,
-            last_task=known[1] if known else None,
             inherit=inherit,
             tracks=algorithm.tracks,
             fuse=algorithm.fuse(facts.rate, self.plan.local.steps),
         )
+        keeps = algorithm.rules_keep or exchange.keeps_model
+        return replace(exchange, last_round=last[0], last_task=last[1]) if last and keeps else exchange
 
     # --- updates as they come ----------------------------------------------------------------------------------------
 

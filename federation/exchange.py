@@ -60,7 +60,7 @@ class Exchange:
     @property
     def keeps_model(self) -> bool:
         """Whether the device has to keep weights of its own."""
-        return len(self.changed) > 1
+        return len(self.changed) > 1 or self.sync.skips_rounds
 
 
 def graph_region(manifest: Manifest, covered: Coverage) -> Region:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.papers.editions import EDITION, changed_models, missed
@@ -11,6 +12,7 @@ from bench.papers.measures import best_accuracy
 from bench.papers.runner import Reproduction, RowResult
 from bench.papers.table import Column, Measured, Table
 from edge_runtime.machine import describe_device
+from federation.errors import InputError
 from simulation.runs import deviation
 
 VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale"}
@@ -37,6 +39,17 @@ def report(found: Reproduction, stored: Mapping[str, Any] | None = None) -> dict
         "claims": [],
     }
     return data if found.scale == "smoke" else judged(data, found.table)  # smoke shows that it runs, nothing else
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read what an earlier command stored."""
+    try:
+        data = json.loads(path.read_bytes())
+        if all({"label", "model", "job", "figures"} <= row.keys() for row in data["rows"]):
+            return dict(data)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    raise InputError(f"{path} is not a whole report of earlier rows; restore it, or remove it to begin without them")
 
 
 def _still_valid(stored: Mapping[str, Any], table: str) -> dict[str, dict[str, Any]]:

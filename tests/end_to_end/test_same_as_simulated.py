@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +90,12 @@ def network():
     stem, dense, head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(6, 12), nn.Linear(12, 10)
     return nn.Sequential(stem, Block(), nn.ReLU(), nn.MaxPool2d(8), nn.Flatten(), dense, nn.ReLU(), head)
 """
+LINEAR = """
+from torch import nn
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
 
 
 def test_fedlama_with_several_layers_in_a_piece(home: Path, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
@@ -101,15 +108,8 @@ def test_fedlama_with_several_layers_in_a_piece(home: Path, write_job: WriteJob,
     choices = Choices(tiers={"moderate": 0.95, "weak": 0.5}, engines=("portable",))
     manifest = export_bundle(source, home / "residual", choices)
     assert {"1.first.weight", "1.shortcut.weight"} <= {p.name for p in manifest.layers[1].parameters}
-    text = job_text("fedlama", 7, "[sync]\nfactor = 3\n", steps=3)
-    file = write_job(text.replace('"digits"', '"residual"', 1))
-    expected = simulate(file, tmp_path / "run").weights
-    job = fleet.admin.create(file)
-    fleet.wait(lambda: fleet.job(job)["state"] == "done")
-    fleet.admin.save_weights(job, 7, tmp_path / "trained.safetensors")
-    found = read_weights(home / "residual", tmp_path / "trained.safetensors")
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
-    told = [row["summary"]["synchronised"] for row in fleet.admin.rounds(job)]
+    summaries = check_fedlama(home / "residual", write_job, fleet, tmp_path)
+    told = [summary["synchronised"] for summary in summaries]
     assert told[0] == told[6] and {"1.first", "1.second", "1.shortcut"} < set(told[0])
     assert any(0 < len([name for name in names if name.startswith("1.")]) < 3 for names in told), told
 
@@ -129,3 +129,30 @@ def test_combinations(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Pa
 def test_partial_averaging_with_another_cohort(name: str, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
     sync = f"[sync]\nrule = 'rotating'\nparts = 2\nredistribute = '{HANDED_ON[name]}'\n"
     check_both(job_text("partial_averaging", 22, SOME + sync), write_job, fleet, tmp_path)
+
+
+def test_fedlama_with_a_single_layer(home: Path, write_job: WriteJob, fleet: Fleet, tmp_path: Path) -> None:
+    """Some rounds synchronise nothing: updates are empty, and devices go on with what they have."""
+    from model_export.bundle import Choices, export_bundle
+    from model_export.source import load_source
+
+    (tmp_path / "linear.py").write_text(LINEAR)
+    source = load_source(f"{tmp_path / 'linear.py'}:network", input_shape=(1, 8, 8))
+    choices = Choices(tiers={"moderate": 1.0, "weak": 1.0}, engines=("portable",))  # all of them train the layer
+    export_bundle(source, home / "linear", choices)
+    summaries = check_fedlama(home / "linear", write_job, fleet, tmp_path)
+    sent = [summary["bytes_up"] for summary in summaries]
+    assert [size > 4 * 650 for size in sent] == [True, True, True, False, False, True, True], sent
+
+
+def check_fedlama(bundle: Path, write_job: WriteJob, fleet: Fleet, folder: Path) -> list[dict[str, Any]]:
+    """Run FedLAMA on both, and return the summaries of the coordinator's rounds."""
+    text = job_text("fedlama", 7, "[sync]\nfactor = 3\n", steps=3)
+    file = write_job(text.replace('"digits"', f'"{bundle.name}"', 1))
+    expected = simulate(file, folder / "run").weights
+    job = fleet.admin.create(file)
+    fleet.wait(lambda: fleet.job(job)["state"] == "done")
+    fleet.admin.save_weights(job, 7, folder / "trained.safetensors")
+    found = read_weights(bundle, folder / "trained.safetensors")
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    return [row["summary"] for row in fleet.admin.rounds(job)]

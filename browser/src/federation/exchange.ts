@@ -30,7 +30,7 @@ export class Exchange {
 
   /** Whether the device has to keep weights of its own. */
   get keepsModel(): boolean {
-    return this.changed.length > 1;
+    return this.changed.length > 1 || this.sync.skipsRounds === true;
   }
 }
 

@@ -10,6 +10,7 @@ import { channelPart, ofLayers, ofParameters, Region, whole, type Piece } from "
 import type { ParameterSpace } from "./space.ts";
 
 export interface Sync {
+  readonly skipsRounds?: boolean; // a round may synchronise nothing: then even the only unit is kept
   units(space: ParameterSpace): readonly Region[];
 }
 
@@ -20,7 +21,10 @@ export function syncOf(field: Field): Sync {
     case "all":
       return { units: (space) => [whole(space)] };
     case "fedlama": // a unit is a parameter layer
-      return { units: (space) => parameterLayers(space).map((names) => ofParameters(space, names)) };
+      return {
+        units: (space) => parameterLayers(space).map((names) => ofParameters(space, names)),
+        skipsRounds: rule("factor").or(2, (f) => f.integer(1, 1000)) > 1,
+      };
     case "rotating":
       return rotating(
         rule("parts").or(4, (f) => f.integer(1, 10_000)),

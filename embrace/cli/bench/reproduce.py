@@ -54,18 +54,19 @@ def reproduce(
         raise InputError(f"no table named {table!r}, expected one of {', '.join(TABLES)}")
     from bench.papers.logs import Logs
     from bench.papers.picture import draw
-    from bench.papers.report import markdown, report
+    from bench.papers.report import markdown, read_report, report
     from bench.papers.runner import Workplace
     from bench.papers.runner import reproduce as run
 
+    name = f"reproduce-{table}-{scale}"
+    stored = out / f"{name}.json"
+    before = read_report(stored) if rows and stored.is_file() else None  # which may fail, so before the runs
     with show.progress(table) as progress:
         until = None if hours is None else time.time() + 3600 * hours
         logs = Logs(out / "logs" / f"{table}-{scale}") if scale == "full" else None
         place = Workplace(runs / f"{table}-{scale}", data_dir, jobs or os.cpu_count() or 1, logs, until)
         found = run(TABLES[table], scale, seeds, place, progress, rows or ())
-    name = f"reproduce-{table}-{scale}"
-    stored = out / f"{name}.json"
-    data = report(found, json.loads(stored.read_text("utf-8")) if rows and stored.is_file() else None)
+    data = report(found, before)
     text = markdown(data, found.table.columns)
     out.mkdir(parents=True, exist_ok=True)
     stored.write_text(json.dumps(data, indent=1) + "\n", "utf-8")

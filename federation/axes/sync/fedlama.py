@@ -40,6 +40,10 @@ class FedLama(Sync):
         return self.factor
 
     @property
+    def skips_rounds(self) -> bool:
+        return self.factor > 1
+
+    @property
     def measures(self) -> bool:
         return True
 

@@ -42,6 +42,11 @@ class Sync(ABC):
         return True
 
     @property
+    def skips_rounds(self) -> bool:
+        """Whether a round may synchronise nothing at all: then devices keep even the only unit of a model."""
+        return False
+
+    @property
     def hands_on(self) -> bool:
         """Whether the next cohort goes on with the local models of the one before."""
         return False

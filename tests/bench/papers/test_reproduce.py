@@ -20,7 +20,7 @@ from bench.papers.logs import Logs
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
-from bench.papers.report import markdown, means, report, was_run
+from bench.papers.report import markdown, means, read_report, report, was_run
 from bench.papers.runner import Workplace, reproduce
 from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
 from federation.errors import InputError
@@ -108,6 +108,16 @@ def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
     assert "first is at round 3 of 3, best accuracy so far" in markdown(report(found), table.columns)
     with pytest.raises(InputError, match="--rows: no row has 'fourth'; expected one of first; second"):
         reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
+
+
+@pytest.mark.parametrize("text", ["", '{"rows": [{"label": "fi', '{"rows": null}', '{"rows": [{"label": 1}]}', "[]"])
+def test_a_report_that_is_not_whole_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "reproduce-domo-short.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is not a whole report of earlier rows; restore it, or remove it") as refused:
+        read_report(path)
+    assert "\n" not in str(refused.value)
+    assert read_report(RESULTS / path.name)["table"] == "domo"
 
 
 def test_rows_of_a_stored_report_and_logged_runs_need_no_runs(tmp_path):
