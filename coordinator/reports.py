@@ -36,6 +36,7 @@ ROUND_COLUMNS = (
     "bytes_up",
     "loss",
     "lost_state",
+    "reused",
 )
 METRIC_COLUMNS = ("version", "name", "value", "at")
 # Of an update, then of its report; the parts of the time as in docs/guides/fine-tune.md.

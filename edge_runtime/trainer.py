@@ -191,6 +191,7 @@ class Trainer:
             seconds=asdict(watch.timings(self.forward_share)),
             memory=meter.report(self.allowed),
             bytes={"stored_activations": stored},
+            activations_age=task.round - self._stored.round if self._stored and stored else 0,
         )
         return Outcome(local.x, local, report, self._measured(task))
 
@@ -256,7 +257,8 @@ class Trainer:
         augmentation = Augmentation(task.crop, task.flip)
         if stored.augmentation != augmentation:
             return False
-        recent = task.refresh_every > 1 and 0 <= task.round - stored.round < task.refresh_every
+        first = max(task.good_since, task.round + 1 - task.refresh_every)
+        recent = task.refresh_every > 1 and first <= stored.round <= task.round
         if len(stored.numbers) < len(self.samples) and not np.isin(self._wanted(task), stored.numbers).all():
             return False
         if recent and stored.lineage == self.source.lineage:  # rounds of another job count other weights

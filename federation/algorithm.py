@@ -15,6 +15,7 @@ from federation.axes.sync import Sync, SyncFacts, WholeModel
 from federation.axes.weigh import Weigh
 from federation.errors import InputError
 from federation.layout import MODEL
+from federation.reuse import LayerChanges
 from federation.space import Vector
 
 
@@ -24,6 +25,7 @@ class Facts:
 
     sync: SyncFacts
     rate: float | None = None  # the local learning rate of the round before
+    changes: LayerChanges = field(default_factory=LayerChanges)  # where devices use activations again
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from federation.identity import task_seed
 from federation.job import Plan
 from federation.layout import MODEL, Layout
 from federation.manifest import Manifest
-from federation.messages import Task
+from federation.messages import MOST_STEPS, Task
 from federation.parameter_layers import layer_labels, parameter_layers
 from federation.region import Region, of_parameters
+from federation.reuse import LayerChanges
 from federation.robust import StoredBody, robust_moves
 from federation.round_sums import Reached, RoundSums
 from federation.server_step import Change, Move, Vectors, mean_moves, server_step, spread, track_step
@@ -63,7 +64,10 @@ class RoundEngine:
     @cached_property
     def first_facts(self) -> Facts:
         """The facts before round 0."""
-        return Facts(first_facts(self.algorithm.sync, self.space))
+        untouched = (
+            LayerChanges((-1,) * len(self.manifest.layers)) if self.plan.local.keeps_activations else LayerChanges()
+        )
+        return Facts(first_facts(self.algorithm.sync, self.space), changes=untouched)
 
     def facts_of(self, number: int, stored: Mapping[str, Any] | None) -> Facts:
         """Decode the facts at the beginning of a round; `stored` is what was saved of them after the round before.
@@ -73,7 +77,7 @@ class RoundEngine:
         """
         sync = self.first_facts.sync
         if stored is not None:
-            facts = decode(Facts, stored, "facts")
+            facts = decode(Facts, stored, "facts", defaults=True)
             if len(facts.sync.changed) == len(sync.changed):
                 return facts
         if not number:
@@ -160,10 +164,23 @@ class RoundEngine:
         member = seat.member
         exchange = self._exchange(number, facts, last, inherit)
         task = self.plan.local.task(member.boundary, number, task_seed(self.plan.seed, member.device), exchange)
+        task = self._reusing(task, facts.changes)
         evaluate = self.plan.evaluate
         if not evaluate.on_devices:
             return task
         return replace(task, holdout=evaluate.holdout, evaluate=number % evaluate.every == 0)
+
+    def _reusing(self, task: Task, changes: LayerChanges) -> Task:
+        """Say in a task which stored activations the device may use."""
+        local, covered = self.plan.local, coverage(self.manifest, task.boundary)
+        frozen, good = covered.boundary.layer + (covered.boundary.head is not None), local.refresh_every
+        if local.refresh_change is not None:
+            good = min(good, changes.within(local.refresh_change, frozen))
+        # All of a device's samples are stored anyway, and pass the same layers: using them again changes nothing.
+        if frozen and local.epochs is not None and not (local.crop or local.flip or covered.measures):
+            good = min(max(good, changes.unchanged_for(task.round, frozen)), MOST_STEPS)
+        since = 0 if local.refresh_change is None else max(0, task.round + 1 - good)
+        return replace(task, refresh_every=max(local.refresh_every, good), good_since=since)
 
     def _exchange(self, number: int, facts: Facts, last: tuple[int, str] | None, inherit: Inherit | None) -> Exchange:
         algorithm, when = self.algorithm, self.plan.when(number)
@@ -227,7 +244,8 @@ class RoundEngine:
         `devices` have taken part in the job so far; `bodies` are all updates, for a robust rule, which sums nothing.
         """
         rates = RoundFacts(self.plan.local.schedule.at(sums.number))
-        yield from server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
+        step = server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
+        yield from sums.meter.watch(step, before[MODEL]) if self.plan.local.keeps_activations else step
         known = self.plan.serve.devices or devices
         for track, rule in self.algorithm.track_rules:
             yield from track_step(rule, track.name, sums.totals[track.name], self.space, before, known)
@@ -251,7 +269,10 @@ class RoundEngine:
                 found = spread(sums.totals[MODEL], units[unit])
                 if found is not None:
                     measured[unit] = found / (known.intervals[unit] * steps * sizes[unit])
-        return Facts(after_round(sync, when, known, sizes, measured), self.plan.local.schedule.at(sums.number))
+        local, changes = self.plan.local, LayerChanges()
+        if local.keeps_activations:
+            changes = sums.facts.changes.after(sums.number, sums.meter.changes(), local.refresh_every - 1)
+        return Facts(after_round(sync, when, known, sizes, measured), local.schedule.at(sums.number), changes)
 
     def summary(self, sums: RoundSums, regions: Collection[Region], answers: Iterable[Answer]) -> dict[str, Any]:
         """Describe a round in numbers; `regions` has what each update changed of the model."""
@@ -264,8 +285,17 @@ class RoundEngine:
             "loss": _mean([report.get("loss") for report in reports]),
             "lost_state": sum(report.get("lost_state") is True for report in reports),
             "trainers": {name: sum(self._trains(r, i) for r in regions) for i, name in enumerate(names)},
+            **self.reuse(sums, reports),
             **self._synchronised(sums),
         }
+
+    def reuse(self, sums: RoundSums, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Count updates from activations of earlier rounds, and name the change of every layer, where there may be."""
+        if not self.plan.local.keeps_activations:
+            return {}
+        ages = [report.get("activations_age") for report in reports]
+        changes = zip((layer.name for layer in self.manifest.layers), sums.meter.changes(), strict=True)
+        return {"reused": sum(isinstance(age, int) and age > 0 for age in ages), "changes": dict(changes)}
 
     def _trains(self, region: Region, layer: int) -> bool:
         """Whether an update trained a layer: of one that has weights, statistics alone were only measured."""

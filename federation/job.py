@@ -25,6 +25,7 @@ from federation.errors import FieldError, InputError
 from federation.exchange import Exchange
 from federation.manifest import Manifest
 from federation.messages import Task
+from federation.reuse import MOST_CHANGE
 from federation.robust import Combining
 from federation.rounds import MAX_TASK
 from federation.schedule import Schedule, parse_schedule
@@ -50,6 +51,7 @@ class LocalWork:
     rate: str = "0.05"  # a schedule over rounds: federation/schedule.py
     rules: tuple[Annotated[LocalRule, LOCAL], ...] = (Momentum(0.9),)
     refresh_every: int = 1
+    refresh_change: float | None = None  # stored activations are made anew when a layer in front changed by more
     activations: Literal["float32", "float16"] = "float32"
     crop: int = 0
     flip: bool = False
@@ -58,6 +60,18 @@ class LocalWork:
 
     def __post_init__(self) -> None:
         self.task("strong", 0, 0)  # says what is wrong
+        if self.refresh_change is not None:
+            if not 0 < self.refresh_change < MOST_CHANGE:
+                raise FieldError("refresh_change", f"expected a change such as 0.05, got {self.refresh_change}")
+            if self.refresh_every == 1:
+                raise FieldError(
+                    "refresh_change", "activations are made anew in every round; expected refresh_every > 1"
+                )
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether devices may use what their frozen layers gave in an earlier round."""
+        return self.refresh_every > 1 or self.epochs is not None
 
     @cached_property
     def schedule(self) -> Schedule:

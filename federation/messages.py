@@ -39,6 +39,7 @@ class Task:
     evaluate: bool = False  # score the received version on that share, before training
     clip_norm: float | None = None  # longer gradients are shortened to this
     micro_batch: int | None = None  # samples that go through the graph at once; None: the whole batch
+    good_since: int = 0  # the first round whose activations are used, whatever `refresh_every` says
 
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
@@ -48,6 +49,7 @@ class Task:
             ("batch", self.batch, 1, MOST_SAMPLES_PER_STEP),
             ("round", self.round, 0, MOST_STEPS),
             ("refresh_every", self.refresh_every, 1, MOST_STEPS),
+            ("good_since", self.good_since, 0, MOST_STEPS),
             ("crop", self.crop, 0, MOST_PIXELS),
             ("epochs", self.epochs, 1, MOST_STEPS),
             ("micro_batch", self.micro_batch, 1, MOST_SAMPLES_PER_STEP),
@@ -92,7 +94,7 @@ class Task:
         return replace(self, steps=self.epochs * max(1, samples // self.batch), epochs=None)
 
 
-_NEWER = ("holdout", "evaluate", "clip_norm", "micro_batch")
+_NEWER = ("holdout", "evaluate", "clip_norm", "micro_batch", "good_since")
 
 
 def encode_task(task: Task) -> dict[str, Any]:
@@ -151,5 +153,6 @@ class Report:
     bytes: dict[str, int] = field(default_factory=dict)  # stored activations, downloaded, uploaded
     message: str = ""  # of a failure, in words
     lost_state: bool = False  # what the device had kept is gone; it went on from the server's values
+    activations_age: int = 0  # rounds since the frozen layers gave what was trained on
     # Of the received version on the held-out share: federation/metrics.py, Score. Empty: it was not asked for.
     evaluation: dict[str, Any] = field(default_factory=dict)

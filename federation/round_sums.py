@@ -14,6 +14,7 @@ from federation.job import Plan
 from federation.layout import MODEL
 from federation.messages import MOST_STEPS
 from federation.region import Region, Span
+from federation.reuse import ChangeMeter
 from federation.space import ParameterSpace, Vector
 from federation.wire import BodyFile, CheckedTrack, CheckedUpdate, read_blocks, within
 
@@ -42,6 +43,7 @@ class RoundSums:
         sync = plan.choices.sync
         self.due: Region = units_region(sync, space, sync.due(plan.when(number), facts.sync))
         self.totals: dict[str, Accumulator] = {}
+        self.meter = ChangeMeter(space)  # of what the server makes of them
         self._once = {track.name for track, _ in plan.choices.track_rules if track.counts_once}
 
     def fold(self, checked: CheckedUpdate, body: BodyFile, weight: float, count: int, report: Any) -> None:

@@ -194,7 +194,8 @@ class Devices:
         own = traffic_of(sent, self._by_layer([*fetched, *server.received]))
         moved = {"downloaded": own.bytes_down, "uploaded": own.bytes_up}
         evaluation = self.score(seat.device) if seat.task.evaluate else {}
-        told = replace(outcome.report, lost_state=start.device.lost, bytes=moved, evaluation=evaluation)
+        told = replace(outcome.report, lost_state=start.device.lost, activations_age=seat.age)
+        told = replace(told, bytes=moved, evaluation=evaluation)
         report = dict(vars(told))
         done.traffic += own
         done.sums.fold(update, body, self.engine.weight(int(report["samples"])), seat.count, report)

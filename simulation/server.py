@@ -120,7 +120,7 @@ class SimulatedServer:
         for seat in drawn.seats if self.seconds else drawn.seats[: drawn.wanted]:
             last = state.last.get(seat.member.device) if engine.keeps_state else None
             task = engine.task(seat, number, state.facts, last=last, inherit=self._inherit(seat.number))
-            age = self._age(seat.member.device, self._layer(task))
+            age = self._age(seat.member.device, self._layer(task), task.good_since)
             found.append(SeatTask(f"simulated-{number}-{seat.number}-1", seat, task, age))
         self.state = replace(state, wanted=drawn.wanted)
         if self.seconds is None:
@@ -130,11 +130,11 @@ class SimulatedServer:
         counted = [seat for seat in found if seat.slot in played.counted]
         return Invited(found, counted, played.seconds, {seat.device: took[seat.slot] for seat in counted})
 
-    def _age(self, device: str, layer: int) -> int:
+    def _age(self, device: str, layer: int, since: int) -> int:
         """Say how old the activations are that a device has of a layer; 0: it has none that are good."""
         number, stored = self.state.stored.get(device, (0, -1))
         age = self.state.number - number
-        return age if stored == layer and age < self._ages else 0
+        return age if stored == layer and age < self._ages and number >= since else 0
 
     def _layer(self, task: Task) -> int:
         manifest = self.engine.manifest

@@ -317,7 +317,7 @@ class Simulation:
         server.close(invited, [seat for seat in seats if seat.slot in arrived], sums)
         reports = [report for done in found for report in done["reports"]]
         failures = [failure for done in found for failure in done["failures"]]
-        line = {"round": number, **_summary(reports), "failures": len(failures)}
+        line = {"round": number, **_summary(reports), **server.engine.reuse(sums, reports), "failures": len(failures)}
         if invited.seconds is not None:
             line |= {"round_seconds": invited.seconds, "late": len(invited.seats) - len(seats)}
         if self.options.link:

@@ -222,12 +222,14 @@ def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, sam
     """Tabulate the rounds that are over and the open one. Round n makes version n + 1."""
     known = deciding_metric(None, {name for row in scores.values() for name in row})
     in_parts = any("parts" in row["summary"] for row in rounds)
+    reuses = any(row["summary"].get("reused") for row in rounds)
     rows = []
     for row in rounds:
         told, took = row["summary"], (row["closed_at"] or time.time()) - row["opened_at"]
         cells = [row["number"], row["state"], told.get("updates", "–")]
         cells += [told.get("samples", "–")] if samples else []
         cells += [_parts(told)] if in_parts else []
+        cells += [told.get("reused", "–")] if reuses else []
         cells.append(_loss(told.get("loss")))
         if known:
             value = scores.get(row["number"] + 1, {}).get(known) if row["state"] == "committed" else None
@@ -235,7 +237,7 @@ def rounds_table(rounds: Rows, scores: Mapping[int, Mapping[str, float]], *, sam
         received = show.size(told["bytes_up"]) if "bytes_up" in told else "–"
         rows.append((*cells, received, f"{max(0.0, took):.1f}"))
     columns = ["round", "state", "updates", *(["samples"] if samples else [])]
-    columns += [*(["parts averaged"] if in_parts else []), "training loss"]
+    columns += [*(["parts averaged"] if in_parts else []), *(["reused"] if reuses else []), "training loss"]
     columns += [known.replace("_", " ")] if known else []
     return show.table("rounds", (*columns, "received", "seconds"), rows, left=2)
 

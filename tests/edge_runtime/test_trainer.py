@@ -134,6 +134,14 @@ def test_orders_differ_between_epochs_and_rounds():
     assert len({*orders(), *orders(seed=1), *orders(round=1)}) == 9
 
 
+def test_every_sample_passes_the_frozen_layers_once_however_many_epochs_there_are(digits, samples):
+    engine = CountingEngine(digits)
+    trainer = trainer_of(digits, samples, engine=engine)
+    outcome = trainer.run(replace(WEAK, epochs=3), Received(digits.suffix("weak")))
+    assert outcome.report.steps == 3 * (len(samples) // WEAK.batch)
+    assert [what for what in engine.asked if what.startswith("store")] == ["store dense"]
+
+
 def test_activations_are_computed_again_only_when_they_are_due(digits, samples):
     source = RecordingSource(digits)
     trainer = trainer_of(digits, samples, source)
@@ -150,6 +158,10 @@ def test_activations_are_computed_again_only_when_they_are_due(digits, samples):
     assert computed(901, "b") and computed(902, "c"), "always fresh is the default"
     assert computed(902, "d"), "... even within a round"
     assert not computed(903, "e", refresh_every=3) and not computed(904, "f", refresh_every=3)
+    assert computed(905, "g", refresh_every=3)
+    assert not computed(906, "x", refresh_every=3, good_since=905) and computed(
+        906, "y", refresh_every=3, good_since=906
+    )
     assert computed(905, "g", refresh_every=3)
     assert not computed(906, "h", refresh_every=3) and computed(906, "h")
     assert computed(10, "i", refresh_every=3), "a round that lies before is another training"

@@ -28,8 +28,8 @@ def job(refresh_every, **local):
     return {**MIXED, "local": {"refresh_every": refresh_every, "rate": "0.2", **local}}
 
 
-def run(bundle, folder, refresh_every, engine="torch", workers=1):
-    simulation = Simulation(fleet_of(bundle, job(refresh_every)), folder, Options(engine, workers, InlinePool))
+def run(bundle, folder, refresh_every, engine="torch", workers=1, **local):
+    simulation = Simulation(fleet_of(bundle, job(refresh_every, **local)), folder, Options(engine, workers, InlinePool))
     found = simulation.run()
     return np.concatenate([found.weights[name].ravel() for name in sorted(found.weights)]), found.rounds
 
@@ -65,6 +65,25 @@ def test_devices_train_on_what_they_stored_rounds_ago(bundle_of, tmp_path, monke
     monkeypatch.setattr(worker._Portable, "_one", lambda self, *given: real.one(self, *given))
     expected, _ = run(bundle, tmp_path / "expected", 3, "portable")
     assert relative(found, expected) < 1e-5 < 1e-3 < relative(found, fresh)
+
+
+def test_the_change_of_frozen_layers_bounds_how_long_activations_are_used(bundle_of, tmp_path, monkeypatch):
+    bundle = bundle_of("digits")
+    fresh, _ = run(bundle, tmp_path / "fresh", 1, "portable")
+    kept, _ = run(bundle, tmp_path / "kept", 4, "portable")
+    never, never_rounds = run(bundle, tmp_path / "never", 4, "portable", refresh_change=1e-9)
+    always, always_rounds = run(bundle, tmp_path / "always", 4, "portable", refresh_change=1e5)
+    assert np.array_equal(never, fresh) and np.array_equal(always, kept)
+    assert sum(line["reused"] for line in never_rounds) == 0 < sum(line["reused"] for line in always_rounds)
+    changes = [line["changes"]["conv1"] for line in always_rounds]
+    assert all(0 < change < 10 for change in changes)
+    bound = 1.01 * max(changes)  # each round's change is within it, those of two rounds are not always
+    found, rounds = run(bundle, tmp_path / "found", 4, "portable", refresh_change=bound)
+    assert 0 < sum(line["reused"] for line in rounds) < sum(line["reused"] for line in always_rounds)
+    real = KeepingTrainers(tmp_path)
+    monkeypatch.setattr(worker._Portable, "_one", lambda self, *given: real.one(self, *given))
+    expected, _ = run(bundle, tmp_path / "expected", 4, "portable", refresh_change=bound)
+    assert relative(found, expected) < 1e-5 < 1e-4 < min(relative(found, fresh), relative(found, kept))
 
 
 def test_both_engines_agree_and_processes_change_no_bit(bundle_of, tmp_path):

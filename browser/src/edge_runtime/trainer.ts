@@ -168,7 +168,8 @@ export class Trainer {
     if (stored === undefined || stored.layer !== boundary.layer || stored.head !== boundary.head || stored.task.activations !== task.activations) return false;
     if (stored.task.crop !== task.crop || stored.task.flip !== task.flip) return false;
     const age = task.round - stored.task.round;
-    if (task.refreshEvery > 1 && 0 <= age && age < task.refreshEvery && stored.lineage === this.source.lineage) return true;
+    const recent = 0 <= age && age < task.refreshEvery && stored.task.round >= task.goodSince;
+    if (task.refreshEvery > 1 && recent && stored.lineage === this.source.lineage) return true;
     const sameData = (!task.crop && !task.flip) || (stored.task.seed === task.seed && age === 0);
     return sameData && stored.version === this.source.version;
   }

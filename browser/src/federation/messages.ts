@@ -28,10 +28,11 @@ export interface Task {
   readonly evaluate: boolean; // score the received version on that share, before training
   readonly clipNorm: number | undefined; // longer gradients are shortened to this
   readonly microBatch: number | undefined; // samples that go through the graph at once; undefined: the whole batch
+  readonly goodSince: number; // the first round whose activations are used, whatever `refreshEvery` says
 }
 
 const FIELDS =
-  "boundary steps batch rate rules seed round refresh_every activations crop flip epochs exchange holdout evaluate clip_norm micro_batch".split(" ");
+  "boundary steps batch rate rules seed round refresh_every activations crop flip epochs exchange holdout evaluate clip_norm micro_batch good_since".split(" ");
 
 /** Read the work of an offer; an error names what is wrong. */
 export function decodeTask(data: unknown): Task {
@@ -53,6 +54,7 @@ export function decodeTask(data: unknown): Task {
     evaluate: get("evaluate").or(false, (f) => f.flag()),
     clipNorm: get("clip_norm").optional((f) => f.number(Number.MIN_VALUE, 1e30)),
     microBatch: get("micro_batch").optional((f) => f.integer(1, 65_536)),
+    goodSince: get("good_since").or(0, (f) => f.integer(0, MOST)),
     exchange: get("exchange").or(undefined, exchangeOf) ?? exchangeOf(new Field({ sync: {} }, "task.exchange")),
   };
 }
