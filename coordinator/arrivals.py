@@ -75,6 +75,9 @@ class Uploaded:
     report: dict[str, Any]
 
 
+Verdict = CheckedUpdate | InputError  # what is known about a sound update, or why it is none
+
+
 def job_of(task: str) -> str:
     """Name the job of a task."""
     return task.partition("-")[0]
@@ -232,9 +235,8 @@ class Arrivals:
         why = self._repository.failure_of_task(work.session, job_of(task), task, standings.REFUSED)
         return None if why is None else WireError(why)
 
-    def check(self, update: UpdateRecord) -> None:
-        """Check an update that was uploaded, and let it count or refuse it. OSError: it cannot be read now."""
-        verdict: CheckedUpdate | InputError
+    def examine(self, update: UpdateRecord) -> Verdict:
+        """Check an update that was uploaded. OSError: it cannot be read now."""
         try:
             job, seat, _ = self.held(update.device, update.task)
             decoder = self._receiving(update.task, job, job.state, seat).decoder
@@ -242,11 +244,11 @@ class Arrivals:
             if sha256.hex() != update.sha256:
                 raise WireError("the body has another sha256 than its device said")
         except InputError as error:  # its round may be over since
-            verdict = error
+            return error
         self._reached("after-check")
-        self.settle(update, verdict)
+        return verdict
 
-    def settle(self, update: UpdateRecord, verdict: CheckedUpdate | InputError) -> None:
+    def settle(self, update: UpdateRecord, verdict: Verdict) -> None:
         """Let an update that was checked count, or remove it; nothing happens if another process has done so."""
         with self._units.begin(update.job) as work:
             known = self._repository.update(work.session, update.task)
@@ -260,7 +262,7 @@ class Arrivals:
         if not counts:
             self._bodies.delete_all([update])
 
-    def _decide(self, work: UnitOfWork, update: UpdateRecord, verdict: CheckedUpdate | InputError) -> bool:
+    def _decide(self, work: UnitOfWork, update: UpdateRecord, verdict: Verdict) -> bool:
         """Tell the round of a verdict; return whether the update counts."""
         sound = isinstance(verdict, CheckedUpdate)
         if isinstance(verdict, WireError) and update.job in self._jobs:

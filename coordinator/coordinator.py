@@ -49,6 +49,7 @@ from coordinator.news import News
 from coordinator.notifier import Notifier
 from coordinator.overview import Overview
 from coordinator.pacing import ComeBack, Pacing
+from coordinator.partial_sums import PartialSums
 from coordinator.presence import PRESENCE, OwnPresence, Presence, SharedPresence
 from coordinator.reports import Reports
 from coordinator.retention import LEAST_VERSIONS, Keep, Retention
@@ -61,6 +62,7 @@ from coordinator.store.evaluation_data import EvaluationData
 from coordinator.store.repository import Repository
 from coordinator.store.schema import DELETING, FINISHED, JobRecord, UpdateRecord
 from coordinator.store.versions import Versions
+from coordinator.uploaded_checks import UploadedChecks
 from federation import cohort, rounds
 from federation.axes.cover import DeviceProfile
 from federation.engine import RoundEngine
@@ -89,7 +91,9 @@ class Coordinator:
         limits: EvaluationLimits | None = None,
         keep: Keep | None = None,
         pace: Pace | None = None,
+        workers: int = 1,
     ) -> None:
+        """Without `workers`, other processes fold what this one receives, if they share its database."""
         limits, keep = limits or EvaluationLimits(), keep or Keep()
         folder = limits.evaluation_data
         self.repository = repository
@@ -115,7 +119,13 @@ class Coordinator:
             self._units.shared = self._sharing
         self.tell_registry: Callable[[News], None] = lambda news: None
         arrivals = Arrivals(self._units, self._bodies, self._jobs, self.presence, reached, self._refresh)
-        self._folding = FoldWorker(self._units, self._bodies, self._versions, reached, self._keeps, arrivals.check)
+        checks = UploadedChecks(repository, arrivals, self._refresh)
+        partial = None
+        if self._sharing is not None:
+            partial = PartialSums(self._units, self._bodies, self._refresh, self._sharing.tell_of, reached)
+        self._folding = FoldWorker(
+            self._units, self._bodies, self._versions, reached, self._keeps, checks, partial, folds=workers > 0
+        )
         self._data = EvaluationData(blobs, None if folder is None else Path(folder))
         self._best = BestVersions(repository, self._versions)
         self._evaluations = Evaluations(
@@ -259,11 +269,7 @@ class Coordinator:
                     self._sharing.keep(job.id)
             case ForgetJob(job):
                 self._jobs.pop(job.id, None)
-            case FoldUpdate(job) | CheckUpdate(job) | FinishRound(job) if self._keeps(job.id):
-                self._folding.put(effect)
-            case FoldUpdate(_, update):
-                self._bodies.drop(update)
-            case DeleteBodies():
+            case CheckUpdate() | FoldUpdate() | FinishRound() | DeleteBodies():
                 self._folding.put(effect)
             case EvaluateVersion(job, version):
                 self._evaluations.request(job.id, job.bundle, version, job.engine.plan.evaluate)
@@ -325,7 +331,7 @@ class Coordinator:
                 self._versions.forget_best(id, besides=best.version if best else None)
                 self._versions.forget(id, before=record.version - 1)
         if (job := self._jobs.get(id)) is not None:
-            self._folding.put(LookAfter(job))
+            self._folding.put(LookAfter(job, all=True))
 
     def _keeps(self, job: str) -> bool:
         """Return whether this process looks after a job."""
@@ -340,8 +346,7 @@ class Coordinator:
         self.shut_out.update(news.shut_out)
         self.tell_registry(news)
         for job in [job for id, job in list(self._jobs.items()) if news.lost or id in news.jobs]:
-            if self._keeps(job.id):
-                self._folding.put(LookAfter(job))
+            self._folding.put(LookAfter(job))
         if news.devices or news.lost:
             self.notifier.notify()
         self.watchers.notify()

@@ -1,6 +1,8 @@
 """The worker that folds updates and closes rounds: one thread, one item after the other.
 
-Sums are not in the database: after a restart they are folded again from the bodies, in any order to the same bits.
+A single process has the sums of a round in memory: after a restart they are folded again from the bodies, in any order
+to the same bits. Where processes share a database, each folds what it has received into partial sums
+(partial_sums.py); so does `embrace worker`. The process that looks after the job merges them when its round closes.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -15,7 +18,6 @@ from typing import Any
 from sqlalchemy.exc import OperationalError
 
 from coordinator.best_versions import BestVersions
-from coordinator.body_check import read_body
 from coordinator.errors import StoreAway, Superseded
 from coordinator.jobs import (
     CheckUpdate,
@@ -29,18 +31,25 @@ from coordinator.jobs import (
     ReachPoint,
     Units,
 )
+from coordinator.partial_sums import BATCH, PartialSums, check_again, count_draws
+from coordinator.store import claims
 from coordinator.store.bodies import Bodies, BodyReader
 from coordinator.store.schema import FINISHED, UpdateRecord
 from coordinator.store.versions import Versions
+from coordinator.uploaded_checks import UploadedChecks
 from federation import rounds
 from federation.algorithm import Facts
 from federation.errors import FULL_DISK, EmbraceError
+from federation.layout import MODEL
 from federation.round_sums import Reached, RoundSums
 from federation.wire import CheckedTrack, CheckedUpdate
 
 log = logging.getLogger("embrace.coordinator")
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed is tried again; longer each time it fails
 MOST_WORDS = 500  # characters of an error that a job keeps
+PAUSE = 5.0  # seconds without an update, after which a partial sum is made of fewer than a batch
+GRACE = 1.0  # seconds that other processes have to fold what they received, when a round closes
+PATIENCE = 30.0  # seconds after which it is said that a round waits for them
 Item = CheckUpdate | FoldUpdate | FinishRound | LookAfter | DeleteBodies
 
 
@@ -54,6 +63,14 @@ class _Folded:
     updates: dict[str, CheckedUpdate] = field(default_factory=dict)  # by task
 
 
+@dataclass
+class _Awaited:
+    """A round that closes when other processes have folded what they received."""
+
+    at: float  # when to look again
+    since: float
+
+
 class FoldWorker:
     """Fold what was acknowledged, write new versions, try again what could not be written."""
 
@@ -64,13 +81,17 @@ class FoldWorker:
         versions: Versions,
         reached: Reached,
         keeps: Callable[[str], bool],
-        check: Callable[[UpdateRecord], None],
+        checks: UploadedChecks,
+        partial: PartialSums | None = None,
+        *,
+        folds: bool = True,
     ) -> None:
         """`keeps`: whether this process looks after a job. Another one may do so from one moment to the next.
 
-        `check` checks an update that was uploaded, and settles whether it counts.
+        `partial`: where processes share the database. Without `folds` other processes check what is uploaded and make
+        the partial sums.
         """
-        self._check = check
+        self._checks = checks
         self._units = units
         self._keeps = keeps
         self._repository = units.repository
@@ -78,10 +99,16 @@ class FoldWorker:
         self._versions = versions
         self._best = BestVersions(units.repository, versions)
         self._reached = reached
+        self._partial = partial
+        self._folds = folds
         self._items: queue.Queue[Item | None] = queue.Queue()
-        self._folded: dict[OpenJob, _Folded] = {}  # used by the worker's thread alone
+        # Used by the worker's thread alone:
+        self._folded: dict[OpenJob, _Folded] = {}
+        self._received: dict[OpenJob, dict[str, CheckedUpdate]] = {}  # by task, to become part of a partial sum
+        self._rests_at = 0.0  # when what was received becomes one, however little it is
+        self._awaited: dict[OpenJob, _Awaited] = {}
         self._retries: dict[OpenJob, float] = {}  # rounds to close again, and when
-        self._rechecks: dict[OpenJob, float] = {}  # jobs with updates that could not be read, and when to try again
+        self._rechecks: dict[OpenJob, float] = {}  # jobs with updates that are not checked, and when to look again
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
 
     def start(self) -> None:
@@ -105,51 +132,131 @@ class FoldWorker:
             self.put(LookAfter(job))
 
     def _run(self) -> None:
-        while (item := self._items.get()) is not None:
+        while True:
             try:
-                self._do(item)
-            except Exception:
-                log.exception("the fold worker failed")
-            finally:
-                self._items.task_done()
+                item = self._items.get(timeout=self._seconds_left())
+            except queue.Empty:
+                self._try(self._do_what_is_due)
+                continue
+            if item is None:
+                return
+            self._try(self._do, item)
+            self._items.task_done()
+
+    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Superseded as error:
+            log.info("%s", error)
+        except Exception:
+            log.exception("the fold worker failed")
 
     def _do(self, item: Item) -> None:
         match item:
-            case CheckUpdate(job, update):
-                self._check_uploaded(job, update)
-            case FoldUpdate(job, update, checked):
+            case CheckUpdate(job):
+                self._check_uploaded(job)
+            case FoldUpdate(job, update, checked) if self._is_merged(job) and self._folds:
+                self._receive(job, update, checked)
+            case FoldUpdate(job, update, checked) if self._keeps(job.id) and not self._is_merged(job):
                 self._fold(job, update, checked)
+            case FoldUpdate(_, update):
+                self._bodies.drop(update)
             case FinishRound(job):
                 self._finish(job)
-            case LookAfter(job):
-                self._look_after(job)
+            case LookAfter(job, all):
+                self._look_after(job, all)
             case DeleteBodies(job, updates):
-                self._folded.pop(job, None)
+                for known in (self._folded, self._received, self._awaited):
+                    known.pop(job, None)
                 self._bodies.delete_all(updates)
+                self._bodies.delete_sums(updates)
 
-    def _look_after(self, job: OpenJob) -> None:
+    def _is_merged(self, job: OpenJob) -> bool:
+        """Whether the sums of a job are merged from partial ones; a median is no sum of anything."""
+        return self._partial is not None and job.engine.plan.serve.combine == "mean"
+
+    def _look_after(self, job: OpenJob, all: bool) -> None:
         """Fold what other processes have acknowledged, or close the round."""
         round, folded = job.state.round, self._folded.get(job)
+        self._check_uploaded(job)
         if round.state == "closing":
-            self._finish(job)
-            return
-        known = folded.slots if folded is not None and folded.round == round.number else ()
-        new = [seat.number for seat in round.counted if seat.number not in known]
-        with self._repository.reading() as session:
-            updates = list(self._repository.updates_of_slots(session, job.id, round.number, new))
-            unchecked = self._repository.unchecked_updates(session, job.id)
-        for update in updates:
-            self._fold(job, update)
-        for update in unchecked:
-            self._check_uploaded(job, update)
+            self._finish(job, all)
+        elif self._is_merged(job):
+            self._fold_others(job, all)
+        elif self._keeps(job.id):
+            known = folded.slots if folded is not None and folded.round == round.number else ()
+            new = [seat.number for seat in round.counted if seat.number not in known]
+            with self._repository.reading() as session:
+                updates = list(self._repository.updates_of_slots(session, job.id, round.number, new))
+            for update in updates:
+                self._fold(job, update)
 
-    def _check_uploaded(self, job: OpenJob, update: UpdateRecord) -> None:
-        """Check an update before it counts; if the storage or the database is away, later."""
+    def _check_uploaded(self, job: OpenJob) -> None:
+        """Check what was uploaded and does not count yet; what cannot be checked now, later."""
+        if not self._folds or not job.state.round.slots.uploaded:
+            return
         try:
-            self._check(update)
-        except (OSError, OperationalError) as error:
-            log.warning("task %s: its update could not be checked yet: %s", update.task, error)
+            self._checks.run(job)
+        except OperationalError as error:
+            log.warning("job %s: updates could not be checked yet: %s", job.id, error)
+        if job.state.round.slots.uploaded:  # another process may have died at them
             self._rechecks[job] = self._units.clock() + TRY_AGAIN
+
+    # --- partial sums ------------------------------------------------------------------------------------------------
+
+    def _receive(self, job: OpenJob, update: UpdateRecord, checked: CheckedUpdate | None) -> None:
+        """Note an update that this process has received; a batch of them becomes a partial sum."""
+        if checked is None or update.round != job.state.round.number:
+            return
+        received = self._received.setdefault(job, {})
+        received[update.task] = checked
+        self._rests_at = time.monotonic() + PAUSE
+        if len(received) >= BATCH:
+            self._fold_received(job)
+
+    def _fold_received(self, job: OpenJob) -> None:
+        received, left = self._received.pop(job, {}), [""]
+        while received and left and self._partial is not None:
+            left = self._partial.fold(job, received, only_known=True)
+            for task in left:
+                del received[task]
+
+    def _fold_others(self, job: OpenJob, all: bool) -> None:
+        while all and self._folds and self._partial is not None and self._partial.fold(job, {}):
+            pass
+
+    def _seconds_left(self) -> float | None:
+        """Count the seconds until something is due that no item says."""
+        times = [awaited.at for awaited in self._awaited.values()] + ([self._rests_at] if self._received else [])
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        for job in list(self._received) if now >= self._rests_at else ():
+            self._fold_received(job)
+        for job, awaited in list(self._awaited.items()):
+            if awaited.at <= now:
+                awaited.at = now + GRACE
+                self._finish(job, all=True)
+
+    def _merge(self, job: OpenJob, updates: list[UpdateRecord]) -> RoundSums | None:
+        """Merge the partial sums of a round; None if other processes are at work on some, which are waited for."""
+        assert self._partial is not None
+        sums = self._partial.merge(job, updates)
+        now = time.monotonic()
+        if sums is not None:
+            self._awaited.pop(job, None)
+            return sums
+        awaited = self._awaited.setdefault(job, _Awaited(now, now))
+        awaited.at = now + GRACE
+        if now - awaited.since >= PATIENCE:
+            awaited.since = now
+            log.warning("job %s: round %s waits for updates to be folded", job.id, job.state.round.number)
+            if not self._folds:
+                log.warning("this process runs with --workers 0: is there an `embrace worker` on this database?")
+        return None
+
+    # --- sums of one process -----------------------------------------------------------------------------------------
 
     def _fold(self, job: OpenJob, update: UpdateRecord, checked: CheckedUpdate | None = None) -> None:
         """Fold a body, once. If that fails the sums are void: closing the round folds everything again."""
@@ -157,13 +264,16 @@ class FoldWorker:
         if state.round.number != update.round:
             return
         if job not in self._folded or self._folded[job].round != update.round:
-            draws = sum(seat.count for seat in state.round.slots)
-            self._folded[job] = _Folded(update.round, job.engine.sums(update.round, state.facts, draws, self._reached))
+            sums = job.engine.sums(update.round, state.facts, count_draws(state.round), self._reached)
+            self._folded[job] = _Folded(update.round, sums)
+            if self._partial is not None:
+                rule = job.engine.plan.serve.combine
+                log.info("job %s: a %s is no sum, this process alone folds round %s", job.id, rule, update.round)
         folded = self._folded[job]
         if update.task in folded.updates:
             return
         try:
-            checked = checked or self._check_again(job, update)
+            checked = checked or check_again(job.engine, state.round, state.facts, update, self._bodies)
             with self._bodies.file(update).open("rb") as body:
                 count = state.round.slots[update.slot].count
                 folded.sums.fold(checked, body, update.weight, count, update.report)
@@ -175,23 +285,27 @@ class FoldWorker:
         folded.updates[update.task] = CheckedUpdate(tracks, checked.size)
         folded.slots.add(update.slot)
 
-    def _check_again(self, job: OpenJob, update: UpdateRecord) -> CheckedUpdate:
-        """Find out what is known about a body from the body itself."""
-        boundary = job.state.round.slots[update.slot].member.boundary
-        decoder, _ = job.engine.decoder(boundary, update.round, job.state.facts)
-        return read_body(self._bodies.file(update), decoder)[0]
+    # --- the end of a round ------------------------------------------------------------------------------------------
 
-    def _finish(self, job: OpenJob) -> None:
+    def _finish(self, job: OpenJob, all: bool = False) -> None:
+        """Close a round, if this process looks after its job; `all`: fold also what other processes received."""
         closing = job.state.round
-        if not self._keeps(job.id):
-            return
         try:
-            self._commit(job)
+            self._fold_received(job)
+            if not self._keeps(job.id):
+                self._awaited.pop(job, None)
+                return
+            self._commit(job, all)
         except Superseded:
-            log.warning("job %s: another process closed round %s", job.id, closing.number)
+            log.warning("job %s: another process closed round %s, or folds it", job.id, closing.number)
+            now = time.monotonic()
+            self._awaited[job] = _Awaited(now + GRACE, now)
         except Exception as error:
             log.exception("job %s: round %s could not be closed", job.id, closing.number)
-            if job.state.round is closing:  # what follows a commit is no part of it
+            self._awaited.pop(job, None)
+            state = job.state.round
+            is_open = (state.number, state.state) == (closing.number, "closing")  # else it follows a commit
+            if is_open and self._keeps(job.id):
                 self._put_off(job, error)
         finally:
             self._folded.pop(job, None)
@@ -213,37 +327,46 @@ class FoldWorker:
             if work.state(job).round.state != "closing":
                 self._retries.pop(job)
 
-    def _commit(self, job: OpenJob) -> None:
-        """Take the server's step; everything that was acknowledged is folded before it."""
+    def _commit(self, job: OpenJob, all: bool) -> None:
+        """Take the server's step, once everything that was acknowledged is folded."""
         state, engine = job.state, job.engine
         number = state.round.number
         if state.round.state != "closing":
+            self._awaited.pop(job, None)
             return
+        if self._is_merged(job):
+            self._fold_others(job, all)
         with self._repository.reading() as session:
             updates = self._repository.updates(session, job.id, [number])
             devices = self._repository.contributors(session, job.id, number)
             done = self._repository.updates(session, job.id, [number - 1]) if engine.inherits(number) else []
         if not updates:
             raise EmbraceError(f"round {number} closed without an update")
-        for update in updates:
-            self._fold(job, update)
-        folded = self._folded[job]
-        self._write_version(job, folded, updates, devices)
-        regions = [checked.model.region for checked in folded.updates.values()]
-        told = engine.summary(folded.sums, regions, [(row.samples, row.bytes, row.report) for row in updates])
+        sums = self._merge(job, updates) if self._is_merged(job) else self._fold_all(job, updates)
+        if sums is None:
+            return
+        self._write_version(job, sums, updates, devices)
         members = [state.round.slots[row.slot].member for row in updates]
+        regions = [engine.layout(member.boundary, number, state.facts).tracks[MODEL] for member in members]
+        told = engine.summary(sums, regions, [(row.samples, row.bytes, row.report) for row in updates])
         answers = [(member.boundary, (row.samples, row.bytes, row.report)) for member, row in zip(members, updates)]
         scores = engine.device_scores(answers)
-        facts = engine.next_facts(folded.sums)
+        facts = engine.next_facts(sums)
         self._reached("mid-commit")
         over = self._record(job, told, facts, scores)
         try:  # what follows can fail without harm
+            self._bodies.delete_sums(updates)
             self._bodies.delete_all([*done, *(updates if over or not engine.inherits(number + 1) else [])])
             if self._repository.is_shared:  # what other processes received, and never recorded
                 self._bodies.forget(job.id, before=number)
             self._versions.forget(job.id, before=state.version)
         except OSError:
             log.exception("job %s: after version %s", job.id, state.version + 1)
+
+    def _fold_all(self, job: OpenJob, updates: list[UpdateRecord]) -> RoundSums:
+        for update in updates:
+            self._fold(job, update)
+        return self._folded[job].sums
 
     def _record(self, job: OpenJob, told: dict[str, Any], facts: Facts, scores: dict[str, Any] | None) -> bool:
         """Record that a round is committed and open the next; return whether the job is over.
@@ -273,17 +396,21 @@ class FoldWorker:
             else:
                 work.open_round(job, number + 1)
             self._repository.change_job(work.session, job.id, version=version, state=job_state)
+            claims.forget_sums(work.session, job.id, before=number + 1)
             work.notify_devices()
             work.outbox += [ReachPoint("after-commit"), EvaluateVersion(job, version)]
         return over
 
-    def _write_version(self, job: OpenJob, folded: _Folded, updates: list[UpdateRecord], devices: int) -> None:
-        engine, version = job.engine, job.state.version
+    def _write_version(self, job: OpenJob, sums: RoundSums, updates: list[UpdateRecord], devices: int) -> None:
+        """Write the next version, and the sums that it is made of; a robust rule reads all bodies instead."""
+        engine, version, bodies = job.engine, job.state.version, []
         place = (job.id, version, engine.space, engine.vector_names)
         if engine.plan.serve.combine == "mean":
-            self._versions.keep_sums(job.id, version + 1, folded.sums, devices)
-        bodies = [(folded.updates[update.task].model, BodyReader(self._bodies.file(update))) for update in updates]
-        changes = engine.changes(folded.sums, self._versions.read(*place), devices, bodies)
+            self._versions.keep_sums(job.id, version + 1, sums, devices)
+        else:
+            known = self._folded[job].updates
+            bodies = [(known[update.task].model, BodyReader(self._bodies.file(update))) for update in updates]
+        changes = engine.changes(sums, self._versions.read(*place), devices, bodies)
         self._versions.write_next(*place, changes)
 
 

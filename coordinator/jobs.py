@@ -166,6 +166,7 @@ class FinishRound:
 @dataclass(frozen=True)
 class LookAfter:  # other processes have changed it: fold what has arrived, and close its round if that is due
     job: OpenJob
+    all: bool = False  # also fold what no process may be at work on: its last keeper has ended
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,12 @@ class Server:
         repository = Repository(open_database(settings.database or sqlite_url(directory)))
         self.registry = Registry(repository, time.time)
         limits = EvaluationLimits(**_shared(settings, EvaluationLimits))
-        keep = Keep(**_shared(settings, Keep))
-        pace = Pace(**_shared(settings, Pace))
-        self.coordinator = Coordinator(repository, blobs, reached=reached, limits=limits, keep=keep, pace=pace)
+        keep, pace = Keep(**_shared(settings, Keep)), Pace(**_shared(settings, Pace))
+        if not settings.workers and not repository.is_shared:
+            raise InputError("--workers 0 leaves folding to others, who need --database postgresql+psycopg://…")
+        self.coordinator = Coordinator(
+            repository, blobs, reached=reached, limits=limits, keep=keep, pace=pace, workers=settings.workers
+        )
         limits_of_clients = ClientLimits(**_shared(settings, ClientLimits))
         self.app = create_app(self.coordinator, self.registry, limits_of_clients, settings.allow_origin)
         if self.lan is not None:

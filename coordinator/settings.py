@@ -43,6 +43,7 @@ class Settings:
     proxy: str | None = None  # addresses or networks whose X-Forwarded-For is believed, with commas between
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
     blobs: str | None = None  # s3://BUCKET/PREFIX, or the path of a folder that processes share; None: in the directory
+    workers: int = 1  # that fold updates in this process, where processes share the database; 0: others do
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events
@@ -62,6 +63,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise FieldError("port", f"expected a number from 0 to 65535, got {self.port}")
+        if self.workers not in (0, 1):
+            raise FieldError("workers", f"expected 0 or 1, got {self.workers}; more are started with embrace worker")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InputError("TLS needs both a certificate and a key: --tls-certificate FILE --tls-key FILE")
         if self.tls not in (None, AUTO):

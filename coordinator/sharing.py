@@ -129,6 +129,10 @@ class Sharing:
         if work.outbox or work.has_events or (told and not work.is_quiet):
             send_news(session, News(self._own, tuple(told), devices, shut_out).encode())
 
+    def tell_of(self, session: Session, job: str) -> None:
+        """Let other processes look at a job once the transaction is recorded: a sum of its round is stored."""
+        send_news(session, News(self._own, (job,)).encode())
+
     # --- news --------------------------------------------------------------------------------------------------------
 
     def _hear(self, told: Sequence[str]) -> None:

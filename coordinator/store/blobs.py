@@ -8,6 +8,7 @@ jobs/JOB/versions/N.evaluated          a second key of the weights while they wa
 jobs/JOB/versions/N.best               ... and of those that are the best so far
 data/SHA256.safetensors                uploaded samples that versions are scored on
 spool/TASK.SHA256.body                 the body of an update that has arrived and is sound
+spool/JOB-ROUND-sum.SECRET.sums        a partial sum, where processes share the database (sums.py)
 ... .draft, ... .part                  what is being written; a body may arrive twice at once
 """
 

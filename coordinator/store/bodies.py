@@ -1,4 +1,4 @@
-"""The bodies of updates: they arrive, wait to be folded, and go."""
+"""The bodies of updates: they arrive, wait to be folded, and go. So do the partial sums that they are folded into."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import numpy as np
 from coordinator.credentials import new_id
 from coordinator.store.blobs import Blobs, safe
 from coordinator.store.schema import UpdateRecord
+from coordinator.store.sums import write_sums
+from federation.round_sums import RoundSums
 from federation.space import Vector
 
 _FOLDER = "spool"
 _BODY = ".body"
+_SUM = ".sums"
 
 
 @dataclass(frozen=True)
@@ -51,20 +54,38 @@ class Bodies:
     def delete_all(self, updates: Iterable[UpdateRecord]) -> None:
         self._blobs.delete(*(_key(update.task, update.body_name) for update in updates))
 
+    def delete_sums(self, updates: Iterable[UpdateRecord]) -> None:
+        """Delete the partial sums that hold updates."""
+        self._blobs.delete(*{_sum_key(update.job, update.round, update.sum) for update in updates if update.sum})
+
     def drop(self, update: UpdateRecord) -> None:
         """Let go of a local copy: another process folds it."""
         self._blobs.drop(_key(update.task, update.body_name))
 
     def arrived(self) -> list[str]:
-        """List the keys of all bodies that have arrived."""
-        return [key for key in self._blobs.list(_FOLDER) if key.endswith(_BODY)]
+        """List the keys of all bodies that have arrived, and of partial sums."""
+        return [key for key in self._blobs.list(_FOLDER) if key.endswith((_BODY, _SUM))]
 
     def job_of(self, key: str) -> str:
         """Name the job of a body: spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body."""
         return key.removeprefix(f"{_FOLDER}/").partition("-")[0]
 
+    def keep_sum(self, job: str, round: int, name: str, sums: RoundSums) -> None:
+        """Keep a partial sum of a round."""
+        key = _sum_key(job, round, name)
+        draft = self._blobs.draft(key)
+        write_sums(draft, sums)
+        self._blobs.commit(draft, key)
+
+    def sum_file(self, job: str, round: int, name: str) -> Path:
+        return self._blobs.file(_sum_key(job, round, name))
+
+    def drop_sum(self, job: str, round: int, name: str) -> None:
+        """Let go of a local copy: another process merges it."""
+        self._blobs.drop(_sum_key(job, round, name))
+
     def of_job(self, job: str) -> list[str]:
-        """List the keys of all bodies of a job, also of those that are arriving."""
+        """List the keys of all bodies and partial sums of a job, also of those that are arriving."""
         return [key for key in self._blobs.list(_FOLDER) if key.startswith(f"{_FOLDER}/{safe(job)}-")]
 
     def forget(self, job: str, before: int) -> None:
@@ -81,7 +102,11 @@ def _key(task: str, name: str) -> str:
     return f"{_FOLDER}/{safe(task)}.{safe(name)}{_BODY}"
 
 
+def _sum_key(job: str, round: int, name: str) -> str:
+    return f"{_FOLDER}/{safe(job)}-{round}-sum.{safe(name)}{_SUM}"
+
+
 def _round(key: str) -> int:
-    """Name the round of a body: spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body."""
+    """Name the round of a body, spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body, or of a partial sum."""
     number = key.split("-")[1:2]
     return int(number[0]) if number and number[0].isdigit() else sys.maxsize

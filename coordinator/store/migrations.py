@@ -128,6 +128,18 @@ def devices_that_come_back(connection: Connection) -> None:
         connection.execute(text(f"CREATE INDEX ix_devices_{column} ON devices ({column})"))
 
 
+def partial_sums(connection: Connection) -> None:
+    """11 to 12: workers fold the updates of a round into partial sums."""
+    connection.execute(text("ALTER TABLE updates ADD COLUMN sum VARCHAR(64) NOT NULL DEFAULT ''"))
+    connection.execute(
+        text(
+            "CREATE TABLE sums (id VARCHAR(64) NOT NULL PRIMARY KEY, job VARCHAR(32) NOT NULL REFERENCES jobs (id), "
+            "round BIGINT NOT NULL, updates BIGINT NOT NULL, at DOUBLE PRECISION NOT NULL)"
+        )
+    )
+    connection.execute(text("CREATE INDEX ix_sums_job ON sums (job)"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -140,4 +152,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     several_processes,
     unchecked_updates,
     devices_that_come_back,
+    partial_sums,
 )

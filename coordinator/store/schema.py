@@ -161,10 +161,22 @@ class UpdateRecord:
     arrived_at: float
     body: Annotated[str, _of(_Text(64))] = ""  # name of its body, if that is not the sha256
     checked: bool = True  # False: it lies in object storage as its device has put it there; sha256 and bytes are claims
+    sum: Annotated[str, _of(_Text(64))] = ""  # the partial sum that holds it, where processes share the database
 
     @property
     def body_name(self) -> str:
         return self.body or self.sha256
+
+
+@dataclass(frozen=True)
+class SumRecord:
+    """A partial sum of an open round, which a worker has stored; the rows of its updates name it."""
+
+    id: Annotated[str, _of(_Text(64), primary_key=True)]  # random: part of the key of its bytes
+    job: Annotated[str, _of(ForeignKey("jobs.id"), index=True)]
+    round: int
+    updates: int
+    at: float
 
 
 @dataclass(frozen=True)
@@ -249,6 +261,7 @@ UPDATES: Final = _table(
     Index("updates_of_device", "job", "device", "round"),
     Index("updates_by_device", "device", "arrived_at"),
 )
+SUMS: Final = _table("sums", SumRecord)
 STANDINGS: Final = _table("standings", StandingRecord)
 SHARED_JOBS: Final = _table("shared_jobs", SharedJobRecord)
 METRICS: Final = _table("metrics", MetricRecord)

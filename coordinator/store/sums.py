@@ -1,7 +1,7 @@
 """The sums of a round in a file: those that a version was made of, or a part of them that one worker has folded.
 
-    jobs/JOB/versions/N.sums        the sums that made version N of version N - 1; they go with the weights of N - 1
-    sums/JOB-ROUND.SECRET.sums      a partial sum, until the round is closed; only where processes share the database
+    jobs/JOB/versions/N.sums            the sums that made version N of version N - 1; they go with version N - 1
+    spool/JOB-ROUND-sum.SECRET.sums     a partial sum until its round is closed, where processes share the database
 
 Such a file is safetensors: for every track an int64 vector as long as the model (federation/accumulate.py says what its
 integers are), and in the header's notes, under `sums`, JSON with the number of the round, the `draws` that bound its
@@ -53,8 +53,8 @@ class StoredSums:
         return sums
 
 
-def write_sums(path: Path, sums: RoundSums, devices: int) -> None:
-    """Write the sums of a round; `devices` have taken part in the job so far."""
+def write_sums(path: Path, sums: RoundSums, devices: int = 0) -> None:
+    """Write the sums of a round; `devices` have taken part in the job so far, which a part of them need not know."""
     dumped = {name: total.dump() for name, total in sums.totals.items()}
     facts = {"round": sums.number, "draws": sums.draws, "devices": devices}
     notes = {_NOTE: json.dumps({**facts, "tracks": {name: header for name, (header, _) in dumped.items()}})}

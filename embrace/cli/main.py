@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "key": Entry("embrace.cli.key", "key", "Keys that sign bundles."),
         "train": Entry("embrace.cli.train", "train", "Train a bundle on local data."),
         "serve": Entry("embrace.cli.serve", "serve", "Run a coordinator."),
+        "worker": Entry("embrace.cli.worker", "worker", "Fold updates for coordinators that share a database."),
         "admin": Entry("embrace.cli.admin", "admin", "Look after what a coordinator has stored."),
         "agent": Entry("embrace.cli.agent", "agent", "Take part in training: wait for tasks, train, send updates."),
         "job": Entry("embrace.cli.job", "job", "Training jobs of a coordinator."),

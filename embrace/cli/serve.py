@@ -51,6 +51,12 @@ def serve(
         str | None,
         typer.Option(help="s3://BUCKET/PREFIX, or a folder that coordinators share, for weights and bodies."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=1, help="0: leave folding to `embrace worker`, on a shared database.  [default: 1]", metavar="N"
+        ),
+    ] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
     ] = None,
@@ -86,6 +92,7 @@ def serve(
         "proxy": proxy,
         "database": database,
         "blobs": blobs,
+        "workers": workers,
         "evaluation_data": evaluation_data,
         "log_level": log_level,
     }

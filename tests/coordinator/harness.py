@@ -411,17 +411,24 @@ def reached(name):
     if name == point and seen == times:
         os.kill(os.getpid(), signal.SIGKILL)
 
-known = {"database": sys.argv[5], "blobs": sys.argv[6] or None}
+known = {"database": sys.argv[5], "blobs": sys.argv[6] or None, "workers": int(sys.argv[7])}
 settings = Settings(port=port, requests_per_second=10_000, log_level="error", **known)
 Server(directory, settings, reached=reached).run(lambda url: print(url, flush=True))
 """
 
 
 def start_server(
-    directory: Path, port: int = 0, point: str = "", times: int = 0, blobs: str = "", database: str = ""
+    directory: Path,
+    port: int = 0,
+    point: str = "",
+    times: int = 0,
+    blobs: str = "",
+    database: str = "",
+    workers: int = 1,
 ) -> tuple[subprocess.Popen[str], str]:
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
-    given = [str(directory), str(port), point, str(times), database or database_url(directory), blobs]
+    database = database or database_url(directory)
+    given = [str(directory), str(port), point, str(times), database, blobs, str(workers)]
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, *given],
         cwd=ROOT,

@@ -153,7 +153,8 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         connection.execute(text("DROP TABLE shared_jobs"))
         for task, sha256, name in connection.execute(text("SELECT task, sha256, body FROM updates WHERE body <> ''")):
             (tmp_path / "spool" / f"{task}.{name}.body").rename(tmp_path / "spool" / f"{task}.{sha256}.body")
-        for column in ("body", "checked"):
+        connection.execute(text("DROP TABLE sums"))
+        for column in ("body", "checked", "sum"):
             connection.execute(text(f"ALTER TABLE updates DROP COLUMN {column}"))
         for column in ("here_until", "away_until"):
             connection.execute(text(f"DROP INDEX ix_devices_{column}"))

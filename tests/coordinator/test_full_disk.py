@@ -19,13 +19,13 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of five megabytes."""
+    """A file system of eight megabytes."""
     place = tmp_path / "small"
     place.mkdir()
     if (
         os.geteuid() != 0
         or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(place)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
         ).returncode
     ):
         pytest.skip("needs the right to mount a file system")

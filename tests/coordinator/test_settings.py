@@ -48,6 +48,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "proxy": "10.0.0.1,fd00::/8",
         "database": "sqlite:///x.db",
         "blobs": "s3://bucket/x",
+        "workers": "0",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
         "waiting_requests": "8",
