@@ -112,8 +112,13 @@ def store_activations(
             return source.fetch_head(boundary)
         return source.fetch(number, measuring=statistics is not None)
 
+    def fetch_part(part: range) -> list[Path]:
+        if part[-1] in layers:
+            source.fetch_weights(part)
+        return [fetch(number) for number in part]
+
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
-        for part, graphs in _fetched(fetch, parts, pool, watch):
+        for part, graphs in _fetched(fetch_part, parts, pool, watch):
             with watch.part("load"):
                 loaded = _open(
                     graphs,
@@ -212,13 +217,13 @@ def _run(piece: _Loaded, value: NDArray[Any], watch: Stopwatch, statistics: Froz
 
 
 def _fetched(
-    fetch_one: Callable[[int], Path], parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
+    fetch_part: Callable[[range], list[Path]], parts: Sequence[range], pool: ThreadPoolExecutor, watch: Stopwatch
 ) -> Iterator[tuple[range, list[Path]]]:
     """Yield each group with its graphs; the next one is being fetched while this one is in use."""
 
     def fetch(part: range) -> tuple[list[Path], float]:
         began = watch.now()
-        return [fetch_one(layer) for layer in part], watch.now() - began
+        return fetch_part(part), watch.now() - began
 
     fetching = pool.submit(fetch, parts[0])
     for part, following in zip_longest(parts, parts[1:]):

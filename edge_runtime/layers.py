@@ -28,6 +28,9 @@ class LayerSource(Protocol):
     lineage: str  # the training that the weights come from: of another one, nothing is of use however recent it is
     version: str  # of the weights: what was computed with one version is not valid for another
 
+    def fetch_weights(self, layers: range) -> None:
+        """Get the weights of consecutive layers at once, where they have to be fetched."""
+
     def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         """Return the path of a layer's graph, ready to load; block until everything it needs is there.
 
@@ -58,6 +61,9 @@ class BundleSource:
         self.directory = directory
         self.manifest = manifest
         self.lineage = self.version = manifest.weights.sha256
+
+    def fetch_weights(self, layers: range) -> None:
+        pass
 
     def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         return self._checked(self.manifest.layers[layer].graph(measuring))
@@ -111,6 +117,9 @@ class TrainedSource:
     def _write(self, file: BinaryIO, start: int, weights: Vector) -> None:
         file.seek(len(header(self.manifest.space)) + 4 * start)
         file.write(np.ascontiguousarray(weights, "<f4").data)
+
+    def fetch_weights(self, layers: range) -> None:
+        pass
 
     def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         return Path(shutil.copy(self._bundle / self.manifest.layers[layer].graph(measuring).name, self._work))

@@ -241,6 +241,10 @@ class RemoteSource:
         self.lineage = offer.job
         self.version = f"{offer.job}/{offer.version}"
 
+    def fetch_weights(self, layers: range) -> None:
+        space = self.bundle.space
+        self.bundle.fetch_weights(self.offer, slice(space.layer(layers[0]).start, space.layer(layers[-1]).stop))
+
     def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         space, used = self.bundle.space, self.manifest.layers[layer]
         for where in (space.layer(layer), *(space.slice_of(name) for name in used.borrowed or ())):

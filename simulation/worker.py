@@ -86,6 +86,9 @@ class GlobalSource:
     version: str = ""
     lineage: str = ""  # a simulation is one training
 
+    def fetch_weights(self, layers: range) -> None:
+        pass
+
     def fetch(self, layer: int, *, measuring: bool = False) -> Path:
         raise AssertionError("the engine has the weights")
 

@@ -97,6 +97,18 @@ def test_only_the_layers_in_use_take_room(elsewhere: Elsewhere, tmp_path: Path) 
     assert bundle.received == 4 * (head.stop - head.start + stem.stop - stem.start)
 
 
+def test_the_weights_of_a_group_are_one_request(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    bundle = remote(elsewhere, tmp_path)
+    source, space, start = RemoteSource(bundle, OFFER), bundle.space, len(header(bundle.space))
+    layers = range(len(space.layers))
+    source.fetch_weights(layers)
+    for layer in layers:
+        source.fetch(layer)
+    weights = [asked for asked in elsewhere.asked if isinstance(asked, tuple)]
+    assert weights == [(4, start, start + 4 * space.size)]
+    assert np.array_equal(read(bundle, slice(0, space.size)), elsewhere.vector)
+
+
 def test_a_release_leaves_the_neighbours_alone(elsewhere: Elsewhere, tmp_path: Path) -> None:
     bundle = remote(elsewhere, tmp_path)
     source = RemoteSource(bundle, OFFER)
