@@ -26,6 +26,7 @@ import numpy as np
 import onnxruntime
 
 from bench.device.entering import Entering
+from bench.device.peers.process import PACKAGES, UNWRITTEN, PeerStep
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.ort_training import is_available
@@ -39,13 +40,15 @@ if TYPE_CHECKING:
     from bench.device.torch_step import TorchReference
 
 OURS = "portable"
-PEERS = ("channels-last", "compile")  # beside PyTorch eager and onnxruntime-training
+TORCH = ("channels-last", "compile")  # beside PyTorch eager
+PEERS = (*TORCH, *PACKAGES, *UNWRITTEN)
 WARM_UP = 3
 SEED = 1
 TOLERANCE = 1e-4  # before anything is timed, the losses have to agree
 
 Progress = Callable[[str, int, int], None]
 Step = Callable[[], float]  # one forward and backward pass; gives the loss
+Timed = Callable[[], float]  # the same; gives milliseconds
 
 
 @dataclass
@@ -99,7 +102,7 @@ def bench_step(
     threads: int = 1,
     boundaries: str = "tiers",
     rounds: int = 30,
-    peers: Sequence[str] = PEERS[:1],
+    peers: Sequence[str] = TORCH[:1],
     progress: Progress = lambda what, done, total: None,
 ) -> StepReport:
     """Time boundaries (NAME,… or 'tiers' or 'all') of a bundle's directory, or of a model that is exported first."""
@@ -107,7 +110,9 @@ def bench_step(
     unknown = [name for name in peers if name not in PEERS]
     if unknown:
         raise InputError(f"--peers: expected {', '.join(PEERS)} or none, got {', '.join(unknown)}")
-    clock = time.process_time if threads == 1 else time.perf_counter
+    for name in peers:
+        if name in UNWRITTEN:
+            notes.append(f"{name}: no step is written for it here, so it is not timed")
     with ExitStack() as stack:
         directory = Path(reference)
         if directory.is_dir():
@@ -130,22 +135,29 @@ def bench_step(
         case = _Case(manifest, directory, batch, threads, module, peers)
         timings = []
         for number, (boundary, tiers) in enumerate(chosen):
-            steps = case.steps(boundary, notes)
-            timing = Timing(boundary.name, tiers, {name: [] for name in steps})
-            for turn in range(-WARM_UP, rounds):
-                progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
-                for name, step in _rotated(list(steps.items()), turn):
-                    started = clock()
-                    step()
-                    if turn >= 0:
-                        timing.rounds[name].append(1e3 * (clock() - started))
-            timings.append(timing)
+            with ExitStack() as processes:
+                steps = case.steps(boundary, notes, processes)
+                timing = Timing(boundary.name, tiers, {name: [] for name in steps})
+                for turn in range(-WARM_UP, rounds):
+                    progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
+                    for name, step in _rotated(list(steps.items()), turn):
+                        milliseconds = step()
+                        if turn >= 0:
+                            timing.rounds[name].append(milliseconds)
+                timings.append(timing)
     versions = {} if module is None else {"torch": module.version}
     versions["onnxruntime"] = onnxruntime.__version__
     return StepReport(manifest.name, batch, threads, versions, timings, [*manifest.notes, *notes])
 
 
-def _rotated(items: list[tuple[str, Step]], by: int) -> list[tuple[str, Step]]:
+def _timed(step: Step, threads: int) -> float:
+    clock = time.process_time if threads == 1 else time.perf_counter
+    started = clock()
+    step()
+    return 1e3 * (clock() - started)
+
+
+def _rotated(items: list[tuple[str, Timed]], by: int) -> list[tuple[str, Timed]]:
     """Rotate, so that another engine begins in every round."""
     start = by % len(items)
     return items[start:] + items[:start]
@@ -202,7 +214,7 @@ class _Case:
         self.labels = random_labels_of(manifest, batch)
         self.entering = Entering(directory, manifest, batch, self.settings)
 
-    def steps(self, boundary: Boundary, notes: list[str]) -> dict[str, Step]:
+    def steps(self, boundary: Boundary, notes: list[str], processes: ExitStack) -> dict[str, Timed]:
         """Open each engine that can train from this boundary, and check that all do the same work: the same loss."""
         steps: dict[str, Step] = {}
         losses: dict[str, float] = {}
@@ -224,8 +236,17 @@ class _Case:
             losses[engine] = steps[engine]()
         if not losses.keys() & set(get_args(EngineName)):
             raise InputError(f"boundary {boundary.name}: no engine that is installed here can train from it")
+        timed: dict[str, Timed] = {name: partial(_timed, step, self.settings.threads) for name, step in steps.items()}
+        for name in (name for name in self.peers if name in PACKAGES):
+            try:
+                peer = PeerStep(name, self.directory, self.manifest, boundary, self.settings.threads)
+                processes.callback(peer.close)
+                losses[name] = peer.start(x, self.labels)
+                timed[name] = peer
+            except EmbraceError as error:
+                notes.append(f"{name}: {error}; so it is not timed at {boundary.name}")
         _check_losses(boundary, losses)
-        return steps
+        return timed
 
     def _engines(self, boundary: Boundary, notes: list[str]) -> list[EngineName]:
         found: list[EngineName] = ["portable"] if boundary.train else []

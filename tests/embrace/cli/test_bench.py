@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 import embrace as public
+from bench.device.peers import process
+from bench.device.peers.process import PACKAGES
 from bench.device.step import StepReport, Timing
 from bench.device.torch_step import suffix_module
+from edge_runtime.bundle_files import read_manifest
 from embrace.cli.bench.step import _table
-from federation.errors import MissingPackage
+from federation.errors import EmbraceError, MissingPackage
 from model_export.ort_runner import training_module
 from tests.stock_python import ROOT
 
@@ -63,6 +66,39 @@ def test_several_models_and_batches_with_the_worst_ratio_first(embrace: Embrace)
     columns = _table([report], 1).columns
     assert [str(cell) for cell in columns[1].cells] == ["faster", "slower", "alone"]
     assert [column.header for column in columns[-2:]] == ["torch / portable", "compile / portable"]
+
+
+def test_a_peer_that_cannot_be_had_is_left_out(
+    embrace: Embrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(PACKAGES, "jax", ("./no-such-package",))
+    answer = embrace("bench", "step", "digits", "--boundaries", "weak", "--rounds", 1, "--peers", "jax,mnn", "--json")
+    assert (answer.code, "jax" in answer.json["boundaries"][0]["milliseconds"]) == (0, False)
+    notes = " ".join(answer.json["notes"])
+    assert "jax: jax cannot be installed: " in notes and "mnn: no step is written for it here" in notes
+
+
+def test_a_peer_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that computes something else is refused: the losses are compared with those of all engines."""
+    made = public.export("digits", tmp_path / "digits")
+    manifest = read_manifest(made.path)
+    monkeypatch.setattr(process, "environment", lambda name: Path(sys.executable))
+    step = process.PeerStep("no", made.path, manifest, manifest.boundaries[0], 1)
+    with pytest.raises(EmbraceError, match=r"no_step\.py"):
+        step.start(np.zeros((2, 1, 8, 8), np.float32), np.zeros(2, np.int64))
+    step.close()
+
+
+@pytest.mark.slow
+def test_jax_has_the_same_loss(embrace: Embrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norm, depthwise and strided convolutions, pooling; or pip says why it cannot be had."""
+    for model in ("digits", "mobilenetv2", "femnist_cnn"):
+        answer = embrace("bench", "step", model, "--batch", 4, "--rounds", 1, "--peers", "jax", "--json")
+        for row in answer.json["boundaries"]:
+            assert "jax" in row["milliseconds"] or any("cannot be installed" in n for n in answer.json["notes"])
+    answer = embrace("bench", "step", "text_transformer", "--batch", 2, "--rounds", 1, "--peers", "jax", "--json")
+    assert any("jax: it cannot draw the dropout masks" in note for note in answer.json["notes"])
 
 
 @pytest.mark.slow
@@ -142,7 +178,10 @@ def test_a_bundle_needs_no_pytorch(models: Path, tmp_path: Path) -> None:
         (("resnet21",), "no zoo model is called 'resnet21'"),
         (("digits", "--boundaries", "conv9"), "no layer starts with a module named 'conv9'"),
         (("digits", "--boundaries", ","), "expected names separated by commas"),
-        (("digits", "--peers", "tensorflow"), "--peers: expected channels-last, compile or none, got tensorflow"),
+        (
+            ("digits", "--peers", "tensorflow"),
+            "--peers: expected channels-last, compile, jax, mnn, executorch or",
+        ),
         (("digits", "mnist_lr", "--plot", "x.png"), "--plot: draws one model at one batch size"),
     ],
 )
