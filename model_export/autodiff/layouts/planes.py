@@ -16,7 +16,7 @@ from model_export.autodiff.engine import Context
 from model_export.autodiff.layouts.tiles import Size, pick, places_in
 from model_export.autodiff.rules.convolution import Window
 
-SMALL = 64  # images of at most so many pixels are one tile
+SMALL = 16  # images of at most so many pixels are one tile; larger matrices cost more to make than small batches gain
 
 
 def plane_order(size: Size) -> np.ndarray:
