@@ -14,6 +14,7 @@ from federation.manifest import ROWS, WEIGHTS_NAME, BatchNorm, Loss, TensorSpec
 from federation.space import Parameter
 from model_export.autodiff.chunked_loss import find_output_product, write_chunked_loss
 from model_export.autodiff.engine import Context, active_values, write_backward, write_forward
+from model_export.autodiff.fewer_passes import rewrite
 from model_export.autodiff.layouts.layout import choose_layout
 from model_export.autodiff.losses import LABELS_INPUT, labels_spec, write_loss
 from model_export.autodiff.rules.dropout import (
@@ -84,7 +85,8 @@ def training_graph(
     parameters = [p for layer in layers for p in layer.parameters]
     trainable = [p.name for p in parameters if p.kind == "weight"]
     active = active_values(nodes, trainable, graph.dtypes)
-    layout = choose_layout(nodes, [source], graph.output, graph.shapes, graph.constants, active)
+    nodes, shapes, active = rewrite(nodes, graph.output, graph.shapes, graph.constants, active)
+    layout = choose_layout(nodes, [source], graph.output, shapes, graph.constants, active)
     nodes = layout.nodes
     emitter = Emitter()
     numbers = dropout_numbers(graph)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from model_export.autodiff.fewer_passes import GELU
 from model_export.autodiff.registry import find_lowering, find_rule
 from model_export.errors import MissingRule
 from model_export.graph import Emitter, Graph, Operand, Shape, inputs_with_subgraphs, module_of, optional_input
@@ -57,6 +58,7 @@ class Context:
         self.channel_scales: dict[
             str, str
         ] = {}  # gradients that still lack a factor per channel, which their reader knows
+        self.weighed: dict[str, tuple[str, str]] = {}  # gradient of weights -> (rows that they weighed, their gradient)
         self.remakes: dict[str, Callable[[], str]] = {}  # copies of the graph's input: how to make another
         self.new_statistics: dict[str, str] = {}  # statistic -> value that replaces it
 
@@ -148,7 +150,7 @@ def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:
 
 def _has_no_plain_form(node: NodeProto) -> bool:
     """Operators of layout.py are ours alone; batch norm and random numbers of ONNX are not what PyTorch computes."""
-    own = ("Pixel", "Channel", "Random")
+    own = ("Pixel", "Channel", "Random", GELU)
     return node.op_type in ("BatchNormalization", "Dropout") or node.op_type.startswith(own)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
+from model_export.autodiff.fewer_passes import GELU
 from model_export.autodiff.layouts.tiles import Size
 from model_export.autodiff.rules.convolution import Window, window_of
 from model_export.graph import Shape, attribute, attributes, inputs_with_subgraphs
@@ -38,6 +39,7 @@ UNARY = {
     "Exp",
     "Sqrt",
     "Identity",
+    GELU,
 }
 BINARY = {"Add", "Sub", "Mul", "Div", "Sum"}
 # im2col with the batch innermost pays for few input channels; beyond this many rows tiles are better.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from onnx import NodeProto
 
 from model_export.autodiff.engine import FLOAT, Context
-from model_export.autodiff.registry import Gradients, rule
+from model_export.autodiff.fewer_passes import GELU
+from model_export.autodiff.registry import Gradients, lowering, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.graph import attribute, optional_input
 
@@ -94,9 +97,33 @@ def clip(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     return [context.op("Where", inside, str(upstream[0]), 0.0)]
 
 
+@lowering(GELU)
+def gelu_forward(context: Context, node: NodeProto) -> None:
+    """x times the normal distribution below x; HardSigmoid adds and multiplies in one pass, and never clips here."""
+    x = node.input[0]
+    below = context.op("HardSigmoid", context.op("Erf", context.op("Mul", x, math.sqrt(0.5))), alpha=0.5, beta=0.5)
+    context.saved[node.output[0]] = below
+    context.ops("Mul", [node.output[0]], x, below)
+
+
+@rule(GELU)
+def gelu(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """The normal distribution below x, plus x times its density."""
+    x = node.input[0]
+    density = context.op("Exp", context.op("Mul", x, context.op("Mul", x, -0.5)))
+    moved = context.op("Mul", context.op("Mul", x, 1.0 / math.sqrt(2.0 * math.pi)), density)
+    return [context.op("Mul", str(upstream[0]), context.op("Add", context.saved[node.output[0]], moved))]
+
+
 @rule("Softmax")
 def softmax(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """Where the probabilities only weigh rows, the sum over them is that over the weighed rows, which are shorter."""
     y = node.output[0]
+    known = context.weighed.get(str(upstream[0]))
+    if known is not None and int(attribute(node, "axis", -1)) % context.rank(y) == context.rank(y) - 1:
+        rows, gradient = known
+        total = context.op("ReduceSum", context.op("Mul", gradient, rows), [-1], keepdims=1)
+        return [context.op("Mul", y, context.op("Sub", str(upstream[0]), total))]
     weighted = context.op("Mul", str(upstream[0]), y)
     total = context.op("ReduceSum", weighted, [int(attribute(node, "axis", -1))], keepdims=1)
     return [context.op("Sub", weighted, context.op("Mul", y, total))]

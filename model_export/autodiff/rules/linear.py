@@ -119,10 +119,21 @@ def matmul(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     if context.wants(node, 0):
         product = context.op("MatMul", dy, _transposed(context, right, len(shape_b)))
         da = _undo(context, product, (*batch, *shape_a[-2:]), shape_a, a)
+        if da == product and (shape_b[-1] or 0) < (shape_b[-2] or 0):
+            context.weighed[da] = node.output[0], dy
     if context.wants(node, 1):
-        product = context.op("MatMul", _transposed(context, left, len(shape_a)), dy)
+        product = _left_gradient(context, left, dy, shape_a, shape_b)
         db = _undo(context, product, (*batch, *shape_b[-2:]), shape_b, b)
     return [da, db]
+
+
+def _left_gradient(context: Context, left: str, dy: str, shape_a: Shape, shape_b: Shape) -> str:
+    """a^T dy, or (dy^T a)^T where a is what is large: attention's probabilities."""
+    (rows, inner), columns = (dim or 1 for dim in shape_a[-2:]), shape_b[-1] or 1
+    if rows * inner > rows * columns + inner * columns and len(shape_a) >= len(shape_b):
+        turned = context.op("MatMul", _transposed(context, dy, len(shape_a)), left)
+        return _transposed(context, turned, len(shape_a))
+    return context.op("MatMul", _transposed(context, left, len(shape_a)), dy)
 
 
 def _shared_matrix(context: Context, node: NodeProto, dy: str) -> Gradients:
@@ -134,8 +145,15 @@ def _shared_matrix(context: Context, node: NodeProto, dy: str) -> Gradients:
     if context.wants(node, 1):
         flat_a = context.op("Reshape", a, np.array([-1, rows], np.int64))
         flat_dy = context.op("Reshape", dy, np.array([-1, columns], np.int64))
-        db = context.op("Gemm", flat_a, flat_dy, transA=1)
+        db = _product_over_rows(context, flat_a, flat_dy, rows or 1, columns or 1)
     return [da, db]
+
+
+def _product_over_rows(context: Context, a: str, b: str, width_a: int, width_b: int) -> str:
+    """a^T b: the runtime is quicker where the operand that it turns is the narrow one."""
+    if width_a > width_b:
+        return context.op("Transpose", context.op("Gemm", b, a, transA=1), perm=[1, 0])
+    return context.op("Gemm", a, b, transA=1)
 
 
 def _undo(context: Context, product: str, product_shape: Shape, matrix_shape: Shape, name: str) -> str:
