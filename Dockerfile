@@ -43,7 +43,7 @@ RUN pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.w
     && pip uninstall --yes pip
 
 FROM environment AS coordinator-environment
-RUN pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[coordinator]" \
+RUN pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[coordinator,scale]" \
     && pip uninstall --yes pip
 
 FROM environment AS export-environment
