@@ -6,6 +6,7 @@ the device says so, and checked later by the fold worker: until then it does not
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,6 +199,22 @@ class Arrivals:
 
     # --- through object storage --------------------------------------------------------------------------------------
 
+    def upload_url(self, device: str, task: str, size: int) -> tuple[str, str]:
+        """Return a name for the body of an update, and a URL to which its device can write it."""
+        receiving = self.receive_at_once(device, task) or self.receive(device, task)
+        receiving.check_size(size)
+        name = secrets.token_hex(24)
+        url = self._bodies.upload_url(task, name, size)
+        if url is None:
+            raise NotFound("there is no object storage that devices reach; send the update to this coordinator")
+        return name, url
+
+    def is_unchecked(self, task: str) -> bool:
+        """Whether the seat of a task still waits for a verdict, as far as this process knows."""
+        job, parts = self._jobs.get(job_of(task)), task.split("-")
+        slots = job.state.round.slots if job is not None and parts[1] == str(job.state.round.number) else ()
+        return any(seat.state == "uploaded" for seat in slots[int(parts[2]) : int(parts[2]) + 1])
+
     def complete_all(self, uploads: Sequence[Uploaded]) -> list[bool | Exception]:
         """Record several updates that lie in object storage; return for each whether it is checked and counts.
 
@@ -240,7 +257,7 @@ class Arrivals:
         try:
             job, seat, _ = self.held(update.device, update.task)
             decoder = self._receiving(update.task, job, job.state, seat).decoder
-            verdict, sha256 = read_body(self._bodies.file(update), decoder)
+            verdict, sha256 = read_body(self._bodies.take_upload(update), decoder)
             if sha256.hex() != update.sha256:
                 raise WireError("the body has another sha256 than its device said")
         except InputError as error:  # its round may be over since

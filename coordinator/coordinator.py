@@ -142,7 +142,9 @@ class Coordinator:
         self.receive = arrivals.receive
         self.receive_at_once = arrivals.receive_at_once
         self.accept_all = arrivals.accept_all
+        self.upload_url = arrivals.upload_url
         self.complete_all = arrivals.complete_all
+        self.is_unchecked = arrivals.is_unchecked
         self.jobs = reports.jobs
         self.job = reports.job
         self.job_state = reports.job_state
@@ -161,6 +163,7 @@ class Coordinator:
         self.check_database = reports.check_database
         self.version_file = served.version_file
         self.known_version = served.known_version
+        self.weights_url = served.weights_url
         self.part = served.part
         self.bundle_file = self._bundles.file
         self.graph = self._bundles.graph

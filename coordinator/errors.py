@@ -37,3 +37,7 @@ class Superseded(EmbraceError):
 
 class StoreAway(OSError):
     """The object storage does not answer, or not with what was written: to be tried again."""
+
+
+class Altered(StoreAway):
+    """The object storage answers with other bytes than those that were written."""

@@ -357,7 +357,7 @@ class FoldWorker:
         try:  # what follows can fail without harm
             self._bodies.delete_sums(updates)
             self._bodies.delete_all([*done, *(updates if over or not engine.inherits(number + 1) else [])])
-            if self._repository.is_shared:  # what other processes received, and never recorded
+            if self._repository.is_shared or self._bodies.has_uploads:  # what arrived somewhere and was never recorded
                 self._bodies.forget(job.id, before=number)
             self._versions.forget(job.id, before=state.version)
         except OSError:

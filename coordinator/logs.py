@@ -48,6 +48,8 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
+    for name in ("boto3", "botocore", "s3transfer", "urllib3"):  # what they say to debug has URLs and signatures in it
+        logging.getLogger(name).setLevel(max(logging.INFO, root.level))
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         other = logging.getLogger(name)
         other.handlers, other.propagate = [], name != "uvicorn.access"

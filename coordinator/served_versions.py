@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from coordinator.errors import NotFound
@@ -16,6 +17,8 @@ from federation.layout import MODEL
 from federation.manifest import Manifest
 from federation.region import Region
 from federation.space import Vector
+
+log = logging.getLogger("embrace.coordinator")
 
 
 class ServedVersions:
@@ -40,6 +43,14 @@ class ServedVersions:
         """Find a version that a device asked for before: no database, no waiting."""
         found = self._known.get(job)
         return found[1:] if found is not None and found[0] == version and found[1].is_file() else None
+
+    def weights_url(self, job: str, version: int) -> str | None:
+        """Sign a URL from which devices can read a version themselves; None if they have to ask here, for now too."""
+        try:
+            return self._versions.url(job, version)
+        except OSError as error:  # the storage is away
+            log.warning("job %s, version %s: no URL could be signed: %s", job, version, error)
+            return None
 
     def forget(self, job: str) -> None:
         """Forget what is known of a job that was removed."""

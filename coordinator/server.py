@@ -60,7 +60,7 @@ class Server:
     def __init__(self, directory: Path, settings: Settings, *, reached: Reached = lambda point: None) -> None:
         try:
             make_folder(directory)
-            blobs = open_blobs(settings.blobs, directory, directory / CACHE)
+            blobs = open_blobs(settings.blobs, directory, directory / CACHE, settings.storage_url)
         except OSError as error:
             raise InputError(f"cannot use {settings.blobs or directory}: {error.strerror or error}") from None
         self.settings = settings

@@ -23,6 +23,7 @@ FILE_NAME = "serve.toml"
 PREFIX = "EMBRACE_"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 AUTO = "auto"
+NO_URL = "none"  # in place of an address: devices do not reach the object storage
 MOST_ORIGINS = 100
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
@@ -44,6 +45,7 @@ class Settings:
     database: str | None = None  # an SQLAlchemy URL; None: SQLite in the directory
     blobs: str | None = None  # s3://BUCKET/PREFIX, or the path of a folder that processes share; None: in the directory
     workers: int = 1  # that fold updates in this process, where processes share the database; 0: others do
+    storage_url: str | None = None  # where devices reach the bucket's server, if that is elsewhere; none: nowhere
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events
@@ -85,6 +87,8 @@ class Settings:
             _check_origin(("allow_origin", number), origin)
         if self.public_url is not None:
             _check_origin(("public_url",), self.public_url)
+        if self.storage_url not in (None, NO_URL):
+            _check_origin(("storage_url",), str(self.storage_url))
         try:
             if self.proxy is not None and not parse_networks(self.proxy):
                 raise ValueError

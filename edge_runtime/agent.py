@@ -335,7 +335,9 @@ class Agent:
         self._heartbeat.check()
         with watch.part("upload"):
             body = partial(encode, contribution.tracks)
-            self._following = self.client.send_update(offer.id, body, report, following=self._goes_on)
+            self._following = self.client.send_update(
+                offer.id, body, report, following=self._goes_on, storage=offer.storage is not None
+            )
         kept.acknowledged(offer.id)
         return replace(report, seconds=asdict(watch.timings(loaded.trainer.forward_share)))
 

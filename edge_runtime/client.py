@@ -22,6 +22,7 @@ import httpx
 from edge_runtime.connection import Unreachable, WrongConnection, mend, open_http, redirect
 from edge_runtime.files import replacing
 from edge_runtime.logs import get_logger
+from edge_runtime.object_storage import ObjectStorage, StorageFailed
 from edge_runtime.own_limits import Deadline
 from federation.benchmark import Benchmark
 from federation.decode import decode, encode
@@ -87,6 +88,7 @@ class DeviceClient:
         self._is_real = transport is None
         self.server = str(self._http.base_url)
         self.deadline = Deadline()  # of the task that is under way
+        self._storage = ObjectStorage(self.server, self.deadline, certificate)
         self._patience = patience
         self._sleep = sleep
         self.name = ""  # of this device, as the coordinator has it; empty until it has said so
@@ -103,6 +105,7 @@ class DeviceClient:
 
     def close(self) -> None:
         self._http.close()
+        self._storage.close()
 
     def enrol(self, name: str, profile: dict[str, Any]) -> tuple[str, str]:
         """Enrol and return (device, its own token); the client's token is an enrolment token here."""
@@ -128,11 +131,15 @@ class DeviceClient:
             self.name = printable(_json(answer).get("name") or self.name)
 
     def next_task(self, wait: float = 30.0) -> TaskOffer | None:
-        answer = self._call("POST", "/v1/tasks/next", params={"wait": wait})
+        answer = self._call("POST", "/v1/tasks/next", params={"wait": wait, **self._abilities()})
         self.unfit = printable(unquote(answer.headers.get("Embrace-Unfit", "")))
         self.waiting = printable(unquote(answer.headers.get("Embrace-Waiting", "")))
         self.come_back = _away(answer)
         return None if answer.status_code == 204 else self._offer(answer, _json(answer))
+
+    def _abilities(self) -> dict[str, Any]:
+        """Say in a query that this device can use object storage; a coordinator without it takes no notice."""
+        return {"storage": 1} if self._is_real and self._storage.is_usable else {}
 
     def job_state(self, job: str) -> str:
         """Ask whether a job is running or paused, or how it ended."""
@@ -163,9 +170,20 @@ class DeviceClient:
             if digest.hexdigest() != sha256:
                 raise BundleError(f"the graph that came does not have the sha256 {sha256}")
 
-    def weights(self, job: str, version: int, start: int, stop: int) -> Iterator[bytes]:
-        """Fetch bytes [start, stop) of a version's file; a broken connection is resumed where it was."""
-        return self._stream(f"/v1/jobs/{job}/versions/{version}/weights", (start, stop))
+    def weights(self, job: str, version: int, start: int, stop: int, storage: str | None = None) -> Iterator[bytes]:
+        """Fetch bytes [start, stop) of a version's file; a broken connection is resumed where it was.
+
+        `storage` is the URL of an object with the same bytes; if it fails, the coordinator is asked for the rest.
+        """
+        if storage is not None and self._storage.is_usable:
+            try:
+                for chunk in self._storage.read(storage, start, stop):
+                    start += len(chunk)
+                    yield chunk
+            except StorageFailed as error:
+                log.warning("object storage: %s; the weights come from the coordinator", error)
+        if start < stop:
+            yield from self._stream(f"/v1/jobs/{job}/versions/{version}/weights", (start, stop))
 
     def part(self, job: str, version: int, name: str, boundary: str, unit: int | None) -> Iterator[bytes]:
         """Fetch the body of a part of a vector of a version."""
@@ -177,29 +195,36 @@ class DeviceClient:
         return self._stream(f"/v1/tasks/{task}/inherited", None)
 
     def send_update(
-        self, task: str, body: Callable[[], Iterable[bytes | memoryview]], report: Report, *, following: bool = False
+        self,
+        task: str,
+        body: Callable[[], Iterable[bytes | memoryview]],
+        report: Report,
+        *,
+        following: bool = False,
+        storage: bool = False,
     ) -> TaskOffer | None:
         """Send a body, which `body` gives anew for every attempt.
 
-        `following`: take the next task, too; None if there is none at once.
+        `following`: take the next task, too; None if there is none at once. `storage`: upload it to object storage, if
+        that can be done. Either way it counts when this returns.
         """
         digest, size = hashlib.sha256(), 0
         for part in body():
             digest.update(part)
             size += len(part)
-        headers = {
-            "Embrace-Report": json.dumps(asdict(report)),
-            "Content-Digest": f"sha-256=:{base64.b64encode(digest.digest()).decode()}:",
-            "Content-Length": str(size),
-        }
+        params = {"next": 1, **self._abilities()} if following else None
+        options: dict[str, Any] = {"params": params, "headers": {"Embrace-Report": json.dumps(asdict(report))}}
+        name = self._upload(task, body, size) if storage and self._storage.is_usable else None
         try:
-            answer = self._call(
-                "PUT",
-                f"/v1/tasks/{task}/update",
-                params={"next": 1} if following else None,
-                headers=headers,
-                content=lambda: (bytes(p) for p in body()),
-            )
+            if name is not None:
+                answer = self._complete(task, {"name": name, "bytes": size, "sha256": digest.hexdigest()}, options)
+            else:
+                options["headers"] |= {
+                    "Content-Digest": f"sha-256=:{base64.b64encode(digest.digest()).decode()}:",
+                    "Content-Length": str(size),
+                }
+                content = lambda: (bytes(p) for p in body())  # noqa: E731
+                answer = self._call("PUT", f"/v1/tasks/{task}/update", content=content, **options)
         except Declined as refusal:
             if refusal.reason != "duplicate":
                 raise
@@ -207,6 +232,30 @@ class DeviceClient:
         offer = _json(answer).get("next") if following else None
         self.come_back = _away(answer)
         return None if offer is None else self._offer(answer, offer)
+
+    def _upload(self, task: str, body: Callable[[], Iterable[bytes | memoryview]], size: int) -> str | None:
+        """Put a body into object storage; return its name there, None if that is not possible."""
+        try:
+            answer = self._call("POST", f"/v1/tasks/{task}/upload", json={"bytes": size})
+            self._storage.write(_text(answer, "url"), size, body)
+        except StorageFailed as error:
+            log.warning("object storage: %s; the update goes to the coordinator", error)
+            return None
+        except Declined as refusal:
+            if refusal.answer != 404:
+                raise
+            return None
+        return _text(answer, "name")
+
+    def _complete(self, task: str, said: dict[str, Any], options: dict[str, Any]) -> httpx.Response:
+        """Say that a body lies in object storage, again and again until it is checked."""
+        until = time.monotonic() + self._patience
+        while (answer := self._call("POST", f"/v1/tasks/{task}/complete", json=said, **options)).status_code == 202:
+            self.deadline.check()
+            if time.monotonic() > until:
+                raise Unreachable(f"{self._http.base_url} has not checked the update for {self._patience:.0f} s")
+            self._sleep(FIRST_PAUSE * random.uniform(0.5, 1.5))
+        return answer
 
     def _offer(self, answer: httpx.Response, told: Any) -> TaskOffer:
         offer = _offer(told)

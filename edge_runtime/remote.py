@@ -144,7 +144,7 @@ class RemoteBundle:
         self._room(stop - start)
         with (self.directory / self.manifest.weights.name).open("r+b") as file:
             file.seek(start)
-            for chunk in self.client.weights(offer.job, offer.version, start, stop):
+            for chunk in self.client.weights(offer.job, offer.version, start, stop, offer.storage):
                 file.write(chunk)
                 self.received += len(chunk)
             if file.tell() != stop:

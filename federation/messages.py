@@ -127,6 +127,15 @@ class TaskOffer:
         }
     )
 
+    storage: str | None = field(
+        default=None,
+        repr=False,  # it is a secret
+        metadata={
+            "description": "Asked for with `storage=1`: a URL from which ranges of the version's weights can be read; "
+            "the update may be uploaded to object storage, too. Absent if bytes go through the coordinator."
+        },
+    )
+
     def check(self) -> None:
         """Its names become parts of paths on the device; a coordinator could send any."""
         for name in (self.id, self.job, self.bundle):

@@ -48,7 +48,7 @@ PLACE = "embrace.place"  # the key of the scope
 Kind = Literal["working", "waiting", "unknown", "operations", "looked up"]
 _ENROLMENT = ("POST", "/v1/devices")  # the one body of a client that is not known
 # Requests that mostly wait: they hold a connection and next to nothing else.
-_WAITING = re.compile(r"POST /v1/tasks/next|GET /v1/events|GET /v1/jobs/[^/]+/events")
+_WAITING = re.compile(r"POST /v1/tasks/(?:next|[^/]+/complete)|GET /v1/events|GET /v1/jobs/[^/]+/events")
 # A busy process is still alive: these are always answered.
 _OPERATIONS = ("/healthz", "/readyz", "/metrics")
 

@@ -25,6 +25,7 @@ from coordinator.api import (
     part_routes,
     problems,
     session_routes,
+    storage_routes,
     table_routes,
 )
 from coordinator.api.admission import Admission
@@ -83,6 +84,7 @@ def create_app(
     app.state.registry = registry
     app.state.next_task = Batched(coordinator.next_tasks)
     app.state.accept = Batched(coordinator.accept_all)
+    app.state.complete = Batched(coordinator.complete_all)
     app.state.heartbeat = Batched(coordinator.heartbeats)
     app.state.metrics = counts
     app.state.pace = buckets(limits)
@@ -93,6 +95,7 @@ def create_app(
     for router in (
         join_routes.router,
         device_routes.router,
+        storage_routes.router,
         part_routes.router,
         benchmark_routes.router,
         admin_routes.router,

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -42,6 +43,9 @@ MOST_REPORT = 16_384  # characters
 MOST_WORDS = 1000
 ENOUGH = "; enough devices wait for the next round"
 Version = Annotated[int, Path(ge=0, le=LARGEST)]
+Direct = Annotated[bool, Query(alias="storage", description="The device can read and write object storage itself.")]
+Following = Annotated[bool, Query(alias="next", description="Answer with the next task, if there is one.")]
+ReportHeader = Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')]
 
 
 @router.post("/devices", status_code=201, summary="Enrol a device")
@@ -68,7 +72,11 @@ def set_profile(profile: DeviceProfile, device: Device, known: Known) -> OwnName
     responses={200: {"model": TaskOffer}, 204: NOTHING_TO_DO},
 )
 async def next_task(
-    request: Request, device: Device, service: Service, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0
+    request: Request,
+    device: Device,
+    service: Service,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT)] = 30.0,
+    direct: Direct = False,
 ) -> Response:
     """Answers as soon as there is something to do. The task is the device's until its lease ends.
 
@@ -97,7 +105,7 @@ async def next_task(
             told["Embrace-Waiting"] += ENOUGH
         headers = {name: quote(words[:MOST_WORDS], " ") for name, words in told.items() if words}
         return Response(status_code=204, headers={**headers, **_come_back(offer)})
-    return JSONResponse(vars(offer), headers=_lease(service, offer))
+    return JSONResponse(await _describe(service, offer, direct=direct), headers=_lease(service, offer))
 
 
 @router.put(
@@ -113,15 +121,16 @@ async def send_update(
     request: Request,
     device: Device,
     service: Service,
-    embrace_report: Annotated[str, Header(max_length=MOST_REPORT, description='JSON, at least {"samples": N}')],
+    embrace_report: ReportHeader,
     content_digest: Annotated[str | None, Header(description="sha-256=:BASE64: (RFC 9530)")] = None,
-    following: Annotated[bool, Query(alias="next", description="Answer with the next task, if there is one.")] = False,
+    following: Following = False,
+    direct: Direct = False,
 ) -> Response:
     """The body is a safetensors file (docs/reference/wire.md): the *change* of every parameter of the trained layers.
 
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
     """
-    report = _report(embrace_report)
+    report = read_report(embrace_report)
     receiving = service.receive_at_once(device, task)
     if receiving is None:
         receiving = await run_in_threadpool(service.receive, device, task)
@@ -137,13 +146,7 @@ async def send_update(
             await run_in_threadpool(service.refuse_update, device, task, str(error))
         raise
     await request.app.state.accept(Arrival(device, receiving, checked, sha256.hex(), report))
-    answer: dict[str, Any] = {"status": "accepted", "sha256": sha256.hex()}
-    if not following:
-        return JSONResponse(answer, 201)
-    offer = await _next_at_once(request, device)
-    if isinstance(offer, TaskOffer):
-        return JSONResponse({**answer, "next": vars(offer)}, 201, headers=_lease(service, offer))
-    return JSONResponse({**answer, "next": None}, 201, headers=_come_back(offer))
+    return await accepted(request, service, device, sha256.hex(), following=following, direct=direct)
 
 
 @router.post("/tasks/{task}/heartbeat", summary="Keep a task", response_model=Renewed, responses=problems(404, 409))
@@ -232,6 +235,29 @@ async def get_weights(
     return StreamingResponse(body, media_type="application/octet-stream")
 
 
+async def accepted(
+    request: Request, service: Coordinator, device: str, sha256: str, *, following: bool, direct: bool
+) -> JSONResponse:
+    """Answer that an update counts; `following`: with the next task."""
+    answer: dict[str, Any] = {"status": "accepted", "sha256": sha256}
+    if not following:
+        return JSONResponse(answer, 201)
+    offer = await _next_at_once(request, device)
+    if isinstance(offer, TaskOffer):
+        told = await _describe(service, offer, direct=direct)
+        return JSONResponse({**answer, "next": told}, 201, headers=_lease(service, offer))
+    return JSONResponse({**answer, "next": None}, 201, headers=_come_back(offer))
+
+
+async def _describe(service: Coordinator, offer: TaskOffer, *, direct: bool) -> dict[str, Any]:
+    """Turn an offer into JSON; `direct`: with a URL of the weights, if there is one.
+
+    An earlier agent takes no further field of an offer: only those that ask for it get it.
+    """
+    url = await run_in_threadpool(service.weights_url, offer.job, offer.version) if direct else None
+    return {name: value for name, value in vars(replace(offer, storage=url)).items() if value is not None}
+
+
 async def _next_at_once(request: Request, device: str) -> TaskOffer | ComeBack | None:
     """Take the next task; a device that gets none asks for it, and hears then why."""
     try:
@@ -271,7 +297,7 @@ def _immutable(path: Any, digest: str, media_type: str = "application/octet-stre
     return Download(path, media_type=media_type, headers=headers)
 
 
-def _report(text: str) -> dict[str, Any]:
+def read_report(text: str) -> dict[str, Any]:
     try:
         report = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):

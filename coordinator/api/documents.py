@@ -58,10 +58,33 @@ class Renewed(Document):
     seconds: Annotated[float, Field(description="For which the device may be silent.", examples=[30.0])]
 
 
+class Upload(Document):
+    """An update that a device would put into object storage itself."""
+
+    bytes: Annotated[int, Field(ge=1, le=1 << 50, description="Of the body.")]
+
+
+class UploadGranted(Document):
+    """Where the body goes: PUT it there, with its Content-Length and without a token."""
+
+    name: Annotated[str, Field(description="Of the body, for `complete`.", examples=["9f86d081884c7d65…"])]
+    url: Annotated[str, Field(description="Good for a few minutes. It is a secret: do not log it.")]
+
+
+class Completion(Document):
+    """A body that lies in object storage."""
+
+    name: Annotated[str, Field(pattern="^[0-9a-f]{48}$", description="From the answer to `upload`.")]
+    bytes: Annotated[int, Field(ge=1, le=1 << 50)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="Of the body.")]
+
+
 class Accepted(Document):
     """The update is recorded and will not be lost."""
 
-    status: str = "accepted"
+    status: Annotated[str, Field(description="accepted; or checking: it does not count yet, say `complete` again.")] = (
+        "accepted"
+    )
     sha256: Annotated[str, Field(description="Of the body, as it arrived.")]
     next: Annotated[TaskOffer | None, Field(description="Asked for with `next=1`: the next task, if there is one.")] = (
         None

@@ -125,10 +125,11 @@ class CountedRoute(APIRoute):
             except BaseException as error:
                 metrics.refused(error)
                 raise
-            metrics.accepted()
+            if answer.status_code == 201:  # else it is not checked yet
+                metrics.accepted()
             return answer
 
-        return handle if self.name == "send_update" else usual
+        return handle if self.name in ("send_update", "complete") else usual
 
 
 class _Figures(Collector):

@@ -68,6 +68,22 @@ class Blobs(Protocol):
     def drop_deleted(self) -> None:
         """Let go of local copies of blobs that other processes have deleted."""
 
+    def download_url(self, key: str) -> str | None:
+        """Sign a URL from which a device can read a blob that is one file; None if it has to ask the coordinator."""
+
+    def upload_url(self, key: str, size: int) -> str | None:
+        """Sign a URL to which a device can write so many bytes, which `take_upload` makes a blob; None likewise."""
+
+    @property
+    def has_uploads(self) -> bool:
+        """Whether devices can upload."""
+
+    def uploads(self, folder: str) -> Sequence[str]:
+        """List the keys below a folder that devices have uploaded to, and that were not taken."""
+
+    def take_upload(self, key: str, size: int, sha256: str) -> None:
+        """Make what a device has uploaded a blob; WireError if it is not there, or not what the device said."""
+
     def close(self) -> None:
         """End what waits for the disk."""
 
@@ -134,6 +150,22 @@ class DirectoryBlobs:
 
     def drop_deleted(self) -> None:
         """Nothing to do: there are no copies."""
+
+    def download_url(self, key: str) -> str | None:
+        return None
+
+    def upload_url(self, key: str, size: int) -> str | None:
+        return None
+
+    @property
+    def has_uploads(self) -> bool:
+        return False
+
+    def uploads(self, folder: str) -> Sequence[str]:
+        return []
+
+    def take_upload(self, key: str, size: int, sha256: str) -> None:
+        """Nothing to do: what is there was committed."""
 
     def close(self) -> None:
         self._disk.shutdown()

@@ -48,6 +48,20 @@ class Bodies:
     def file(self, update: UpdateRecord) -> Path:
         return self._blobs.file(_key(update.task, update.body_name))
 
+    def upload_url(self, task: str, name: str, size: int) -> str | None:
+        """Sign a URL to which a device can write a body itself; None if it has to send it here."""
+        return self._blobs.upload_url(_key(task, name), size)
+
+    @property
+    def has_uploads(self) -> bool:
+        """Whether devices may leave bodies behind that no process knows of."""
+        return self._blobs.has_uploads
+
+    def take_upload(self, update: UpdateRecord) -> Path:
+        """Return the file of a body that its device has uploaded; WireError if it is not what the device said."""
+        self._blobs.take_upload(_key(update.task, update.body_name), update.bytes, update.sha256)
+        return self.file(update)
+
     def delete(self, task: str, name: str) -> None:
         self._blobs.delete(_key(task, name))
 
@@ -64,7 +78,10 @@ class Bodies:
 
     def arrived(self) -> list[str]:
         """List the keys of all bodies that have arrived, and of partial sums."""
-        return [key for key in self._blobs.list(_FOLDER) if key.endswith((_BODY, _SUM))]
+        return [key for key in self._all() if key.endswith((_BODY, _SUM))]
+
+    def _all(self) -> list[str]:
+        return [*self._blobs.list(_FOLDER), *self._blobs.uploads(_FOLDER)]
 
     def job_of(self, key: str) -> str:
         """Name the job of a body: spool/JOB-ROUND-SLOT-ATTEMPT.NAME.body."""
@@ -86,14 +103,17 @@ class Bodies:
 
     def of_job(self, job: str) -> list[str]:
         """List the keys of all bodies and partial sums of a job, also of those that are arriving."""
-        return [key for key in self._blobs.list(_FOLDER) if key.startswith(f"{_FOLDER}/{safe(job)}-")]
+        return [key for key in self._all() if key.startswith(f"{_FOLDER}/{safe(job)}-")]
 
     def forget(self, job: str, before: int) -> None:
         """Delete what is left of the rounds of a job before one, also what arrived and was never recorded."""
         self._blobs.delete(*(key for key in self.of_job(job) if _round(key) < before))
 
     def keep_only(self, updates: Iterable[UpdateRecord]) -> None:
-        """Delete every other body: it is done with, or was never acknowledged and is sent again."""
+        """Delete every other body: it is done with, or was never acknowledged and is sent again.
+
+        What was uploaded stays: its device is about to say so.
+        """
         needed = {_key(update.task, update.body_name) for update in updates}
         self._blobs.delete(*(key for key in self._blobs.list(_FOLDER) if key not in needed))
 

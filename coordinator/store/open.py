@@ -14,11 +14,14 @@ from coordinator.store.s3 import S3Blobs
 from federation.errors import InputError
 
 
-def open_blobs(given: str | None, directory: Path, cache: Path) -> Blobs:
-    """Open the bucket or the folder that is given, or the coordinator's own directory; `cache` is emptied."""
+def open_blobs(given: str | None, directory: Path, cache: Path, storage_url: str | None = None) -> Blobs:
+    """Open the bucket or the folder that is given, or the coordinator's own directory; `cache` is emptied.
+
+    Devices reach the bucket's server at `storage_url`, if that is another address.
+    """
     if given is None or Path(given).is_absolute():
         return DirectoryBlobs(Path(given or directory))
-    return S3Blobs(given, cache)
+    return S3Blobs(given, cache, storage_url)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
     PREFIX/objects/SECRET     bytes, written once; every attempt to write has a key of its own that cannot be guessed
     PREFIX/refs/KEY.ref       which objects a key has, with their sizes and sha256: {"files": {name: {...}}}
+    PREFIX/uploads/KEY        what a device has put there itself; it is copied before it is looked at, and then removed
 
 A blob is there once its ref is, as a whole; a ref is replaced by writing it anew. Nothing rests on conditional
 requests, which servers treat differently, and what is read is hashed. A folder of this machine keeps what this process
@@ -24,13 +25,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import StoreAway
+from coordinator.errors import Altered, StoreAway
+from coordinator.settings import NO_URL
 from coordinator.store.blobs import FOLDERS, DirectoryBlobs
+from coordinator.store.presign import Credentials, presign
 from edge_runtime.files import make_folder
 from federation.errors import InputError, MissingPackage
+from federation.wire import WireError
 
 SCHEME = "s3://"
 REFS, REF = "refs/", ".ref"  # a ref and those below its key differ in name, also where objects are files
+UPLOADS = "uploads/"
+IMMUTABLE = "public, max-age=31536000, immutable"  # an object never changes, and who has its URL may read it
+WINDOW = 900  # seconds in which all devices get the same URL of a blob
+READ_SECONDS = 4 * WINDOW  # for which it is good
+WRITE_SECONDS = 900  # ... and that of an upload
 AT_ONCE = 8  # transfers
 ATTEMPTS = 4  # of one request
 SECONDS = 20.0  # until the server has to answer
@@ -41,8 +50,11 @@ Files = dict[str, dict[str, Any]]  # of a ref: the name of a file in the folder,
 class S3Blobs:
     """Blobs in a bucket, and a folder with those that this process has used."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        """`folder` is emptied. Credentials and the address of another server than AWS come from the environment."""
+    def __init__(self, url: str, folder: Path, storage_url: str | None = None) -> None:
+        """`folder` is emptied. Credentials and the address of another server than AWS come from the environment.
+
+        Devices reach the server at `storage_url`, if that is another address; NO_URL: not at all.
+        """
         self._bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not self._bucket:
             raise InputError(f"blobs: expected s3://BUCKET/PREFIX or the absolute path of a folder, got {url!r}")
@@ -50,7 +62,10 @@ class S3Blobs:
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
         self._local = DirectoryBlobs(folder)
-        self._client = _connect()
+        self._client, self._credentials = _connect()
+        self.has_uploads = storage_url != NO_URL
+        self._for_devices = _connect(storage_url)[0] if storage_url and self.has_uploads else self._client
+        self._urls: dict[str, tuple[int, str]] = {}  # of keys, with the window in which they were signed
         self._pool = ThreadPoolExecutor(AT_ONCE, "s3")
         self._mutex = threading.Lock()
         self._fetches: dict[str, tuple[threading.Lock, int]] = {}  # keys that are being fetched, and how many want them
@@ -115,10 +130,13 @@ class S3Blobs:
 
     def delete(self, *keys: str) -> None:
         for key in keys:
-            for own, files in self._refs(key).items():
+            refs = self._refs(key)
+            for own, files in refs.items():
                 self._remove(_ref_of(own))  # first: a ref never names what is gone
                 for facts in files.values():
                     self._remove(facts["object"])
+            if not refs:  # of a blob the upload is gone, as a rule; if not, it is found again
+                self._remove(UPLOADS + key)
             self._local.delete(key)
 
     def size(self, *keys: str) -> int:
@@ -164,6 +182,70 @@ class S3Blobs:
                 if users > 1:
                     self._fetches[key] = lock, users - 1
 
+    # --- what devices read and write themselves ----------------------------------------------------------------------
+
+    def download_url(self, key: str) -> str | None:
+        window = int(time.time()) // WINDOW
+        with self._mutex:
+            signed_in, url = self._urls.get(key, (0, ""))
+        if not self.has_uploads or signed_in == window:
+            return url or None
+        facts = (self._ref(key) or {}).get("")
+        if facts is None:
+            return None
+        url = self._sign("GET", facts["object"], window * WINDOW, READ_SECONDS)
+        with self._mutex:
+            self._urls = {
+                **{other: known for other, known in self._urls.items() if known[0] == window},
+                key: (window, url),
+            }
+        return url
+
+    def upload_url(self, key: str, size: int) -> str | None:
+        headers = {"Content-Length": str(size)}
+        return self._sign("PUT", UPLOADS + key, time.time(), WRITE_SECONDS, headers) if self.has_uploads else None
+
+    def take_upload(self, key: str, size: int, sha256: str) -> None:
+        """Copy the upload first: its device could write to it again while it is looked at, or later."""
+        if self._ref(key) is None:
+            if (found := self._size_of(UPLOADS + key)) != size:
+                uploaded = "nothing" if found is None else f"{found} bytes"
+                raise WireError(f"{uploaded} instead of {size} bytes lie in the object storage")
+            facts = self._copy({"object": UPLOADS + key, "bytes": size, "sha256": sha256})
+            draft = self._local.draft(key, f".{secrets.token_hex(4)}.part")
+            try:
+                self._download(facts, draft)
+                self._write_ref(key, {"": facts})
+                draft.replace(self._local.file(key))
+            except BaseException as error:
+                draft.unlink(missing_ok=True)
+                with suppress(StoreAway):
+                    self._remove(facts["object"])
+                if isinstance(error, Altered):
+                    raise WireError("what lies in the object storage has another sha256 than its device said") from None
+                raise
+        self._remove(UPLOADS + key)
+
+    def uploads(self, folder: str) -> Sequence[str]:
+        return [name.removeprefix(UPLOADS) for name in self._objects(f"{UPLOADS}{folder}/")]
+
+    def _size_of(self, name: str) -> int | None:
+        with _told(name):
+            try:
+                return int(self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)["ContentLength"])
+            except self._client.exceptions.ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                    raise
+                return None
+
+    def _sign(self, method: str, name: str, at: float, seconds: int, headers: dict[str, str] | None = None) -> str:
+        place = {"Bucket": self._bucket, "Key": self._prefix + name}
+        with _told(name):  # boto3 knows where an object is; its signature is not used
+            url = self._for_devices.generate_presigned_url("get_object", Params=place).partition("?")[0]
+            own = self._credentials.get_frozen_credentials()
+        credentials = Credentials(own.access_key, own.secret_key, own.token)
+        return presign(method, url, credentials, self._client.meta.region_name, at, seconds, headers)
+
     def close(self) -> None:
         self._pool.shutdown()
         self._local.close()
@@ -181,20 +263,24 @@ class S3Blobs:
             name = self._new_object()
             file.seek(0)
             with _told(name):
-                self._client.upload_fileobj(file, self._bucket, self._prefix + name)
+                extra = {"CacheControl": IMMUTABLE}
+                self._client.upload_fileobj(file, self._bucket, self._prefix + name, ExtraArgs=extra)
         return {"object": name, "sha256": digest.hexdigest(), "bytes": size}
 
     def _download(self, facts: dict[str, Any], to: Path) -> None:
         """Read an object into a file; it has to be what was written."""
         to.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
+        digest, left = hashlib.sha256(), int(facts["bytes"])
         with _told(facts["object"]), to.open("wb") as file:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + facts["object"])
             for part in answer["Body"].iter_chunks(1 << 20):
                 digest.update(part)
+                left -= len(part)
+                if left < 0:
+                    break
                 file.write(part)
-        if digest.hexdigest() != facts["sha256"]:
-            raise StoreAway(f"{facts['object']} of {self._bucket} is not what was written: it has another sha256")
+        if left or digest.hexdigest() != facts["sha256"]:
+            raise Altered(f"{facts['object']} of {self._bucket} is not what was written: it has another sha256")
 
     def _copy(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Copy an object to a new one without reading it."""
@@ -239,26 +325,29 @@ class S3Blobs:
 
     def _keys(self, beginning: str) -> Iterator[str]:
         """List the keys of all refs that begin with a text."""
-        start = f"{self._prefix}{REFS}"
-        with _told(REFS + beginning):
+        names = self._objects(REFS + beginning)
+        return (name.removeprefix(REFS).removesuffix(REF) for name in names if name.endswith(REF))
+
+    def _objects(self, beginning: str) -> Iterator[str]:
+        """List the names of all objects that begin with a text."""
+        with _told(beginning):
             found = self._client.get_paginator("list_objects_v2")
-            for page in found.paginate(Bucket=self._bucket, Prefix=start + beginning):
-                names = (str(row["Key"]).removeprefix(start) for row in page.get("Contents", ()))
-                yield from (name.removesuffix(REF) for name in names if name.endswith(REF))
+            for page in found.paginate(Bucket=self._bucket, Prefix=self._prefix + beginning):
+                yield from (str(row["Key"]).removeprefix(self._prefix) for row in page.get("Contents", ()))
 
 
 def _ref_of(key: str) -> str:
     return f"{REFS}{key}{REF}"
 
 
-def _connect() -> Any:
-    """Make a client; boto3 knows where credentials and addresses may be given."""
+def _connect(url: str | None = None) -> tuple[Any, Any]:
+    """Make a client and find its credentials; boto3 knows where these, and another address, may be given."""
     try:
         from boto3.session import Session
         from botocore.config import Config
     except ImportError:
         raise MissingPackage("boto3", "scale") from None
-    elsewhere = bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
+    elsewhere = bool(url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
     config = Config(
         signature_version="s3v4",
         retries={"mode": "standard", "max_attempts": ATTEMPTS},
@@ -270,7 +359,8 @@ def _connect() -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return Session().client("s3", config=config, region_name=os.environ.get("AWS_REGION", "us-east-1"))
+    session, region = Session(), os.environ.get("AWS_REGION", "us-east-1")
+    return session.client("s3", config=config, region_name=region, endpoint_url=url), session.get_credentials()
 
 
 @contextmanager

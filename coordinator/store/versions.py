@@ -68,6 +68,10 @@ class Versions:
         write_sums(draft, sums, devices)
         self._blobs.commit(draft, _key(job, version, _SUMS))
 
+    def url(self, job: str, version: int) -> str | None:
+        """Sign a URL from which devices can read the weights of a version themselves; None if they have to ask here."""
+        return self._blobs.download_url(_key(job, version, _WEIGHTS))
+
     def create(self, job: str, weights: Path, vectors: Mapping[str, Vector]) -> None:
         """Make version 0 of a job from the weights of its bundle; an algorithm without state has no file of it."""
         draft = self._blobs.draft(_key(job, 0, _WEIGHTS))

@@ -57,6 +57,12 @@ def serve(
             min=0, max=1, help="0: leave folding to `embrace worker`, on a shared database.  [default: 1]", metavar="N"
         ),
     ] = None,
+    storage_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Address at which devices reach the bucket's server, if it is another; none: bytes go through here."
+        ),
+    ] = None,
     evaluation_data: Annotated[
         str | None, typer.Option(help="Folder with evaluation data; jobs name it coordinator:NAME.")
     ] = None,
@@ -93,6 +99,7 @@ def serve(
         "database": database,
         "blobs": blobs,
         "workers": workers,
+        "storage_url": storage_url,
         "evaluation_data": evaluation_data,
         "log_level": log_level,
     }

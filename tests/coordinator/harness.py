@@ -412,6 +412,7 @@ def reached(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 known = {"database": sys.argv[5], "blobs": sys.argv[6] or None, "workers": int(sys.argv[7])}
+known["storage_url"] = sys.argv[8] or None
 settings = Settings(port=port, requests_per_second=10_000, log_level="error", **known)
 Server(directory, settings, reached=reached).run(lambda url: print(url, flush=True))
 """
@@ -425,10 +426,11 @@ def start_server(
     blobs: str = "",
     database: str = "",
     workers: int = 1,
+    storage_url: str = "",
 ) -> tuple[subprocess.Popen[str], str]:
     """(process, URL) of a server that kills itself when it reaches a point for the n-th time."""
     database = database or database_url(directory)
-    given = [str(directory), str(port), point, str(times), database, blobs, str(workers)]
+    given = [str(directory), str(port), point, str(times), database, blobs, str(workers), storage_url]
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVE, *given],
         cwd=ROOT,

@@ -39,13 +39,13 @@ class S3Server:
             self._address = f"127.0.0.1:{free.getsockname()[1]}"
         self.url = f"http://{self._address}"
         self.folder = folder
-        self._kind = kind
+        self.kind = kind
         (folder / BUCKET).mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        if self._kind == "rclone":
+        if self.kind == "rclone":
             key = f"--auth-key={KEY},{SECRET}"
             command = [str(RCLONE), "serve", "s3", str(self.folder), "--addr", self._address, key]
         else:
@@ -53,7 +53,7 @@ class S3Server:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "RCLONE_CONFIG": ""})
         wait_until(self._answers)
-        if self._kind == "moto":
+        if self.kind == "moto":
             self.client().create_bucket(Bucket=BUCKET)
 
     def _answers(self) -> bool:

@@ -85,7 +85,8 @@ def work(manifest: Manifest, url: str, token: str, rounds: int, errors: list[Bas
 
 def answer(client: DeviceClient, manifest: Manifest, offer: TaskOffer) -> None:
     layer, vector = manifest.boundary(offer.work["boundary"]).layer, scripted(manifest, offer)
-    client.send_update(offer.id, lambda: encode_layers(manifest.space, layer, vector), report_of(offer))
+    body, direct = lambda: encode_layers(manifest.space, layer, vector), offer.storage is not None
+    client.send_update(offer.id, body, report_of(offer), storage=direct)
 
 
 def run_fleet(prepared: Prepared, url: str) -> tuple[list[threading.Thread], list[BaseException]]:

@@ -228,10 +228,21 @@ def test_a_lost_machine_takes_nothing_with_it(rclone: S3Server, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("point", "times"), [("after-spool", 2), ("after-record", 3), ("mid-fold", 2), ("mid-commit", 2)]
+    ("point", "times"),
+    [
+        ("after-spool", 2),
+        ("after-complete", 2),
+        ("after-check", 2),
+        ("after-record", 3),
+        ("mid-fold", 2),
+        ("mid-commit", 2),
+    ],
 )
 def test_killed_at_a_point(rclone: S3Server, tmp_path: Path, point: str, times: int) -> None:
-    """The process is killed and what it had on its disk is gone: the next one ends with the same bits."""
+    """The process is killed and what it had on its disk is gone: the next one ends with the same bits.
+
+    Updates are uploaded by the devices themselves, but for those that come to the process before it is killed.
+    """
     plain, stored = World(tmp_path / "plain", width=WIDTH), S3World(tmp_path / "stored", width=WIDTH)
     tokens = []
     for world in (plain, stored):
@@ -244,7 +255,8 @@ def test_killed_at_a_point(rclone: S3Server, tmp_path: Path, point: str, times: 
     expected = plain.weights(plain.coordinator.jobs()[0]["id"]).tobytes()
     plain.end()
     stored.end()
-    process, url = start_server(stored.root, point=point, times=times, blobs=URL)
+    elsewhere = "none" if point == "after-spool" else ""
+    process, url = start_server(stored.root, point=point, times=times, blobs=URL, storage_url=elsewhere)
     try:
         threads, errors = run_fleet(Prepared(stored.root, stored.manifest, job, tuple(tokens)), url)
         assert process.wait(PATIENCE) == -signal.SIGKILL

@@ -49,6 +49,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "database": "sqlite:///x.db",
         "blobs": "s3://bucket/x",
         "workers": "0",
+        "storage_url": "https://objects.example",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
         "waiting_requests": "8",

@@ -199,7 +199,7 @@ def test_the_next_task_comes_with_the_answer_to_an_update(following: object) -> 
     with little(answer) as server, client(server.url) as (device, _):
         found = device.send_update("job-0-0-1", lambda: [b"x"], REPORT, following=True)
     assert found == (TaskOffer(**OFFER) if following is OFFER else None)
-    assert server.seen[0][1] == "/v1/tasks/job-0-0-1/update?next=1"
+    assert server.seen[0][1] == "/v1/tasks/job-0-0-1/update?next=1&storage=1"
 
 
 def test_an_update_that_is_late_is_declined() -> None:

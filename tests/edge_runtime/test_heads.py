@@ -120,7 +120,7 @@ class Elsewhere:
         name = next(file.name for file in read_manifest(TEXT).files() if file.sha256 == sha256)
         path.write_bytes((TEXT / name).read_bytes())
 
-    def weights(self, job: str, version: int, start: int, stop: int) -> Iterator[bytes]:
+    def weights(self, job: str, version: int, start: int, stop: int, storage: str | None = None) -> Iterator[bytes]:
         self.asked.append((start, stop))
         yield (TEXT / "weights.safetensors").read_bytes()[start:stop]
 

@@ -42,7 +42,7 @@ class Elsewhere:
         name = next(file.name for file in self.manifest_.files() if file.sha256 == sha256)
         path.write_bytes((self.directory / name).read_bytes())
 
-    def weights(self, job: str, version: int, start: int, stop: int) -> Iterator[bytes]:
+    def weights(self, job: str, version: int, start: int, stop: int, storage: str | None = None) -> Iterator[bytes]:
         self.asked.append((version, start, stop))
         data = (self.directory / str(version)).read_bytes()[start : stop - self.short]
         for at in range(0, len(data), 10_000):
