@@ -172,10 +172,16 @@ class _Loaded:
 def _open(graphs: Sequence[Path], names: Mapping[int, str], settings: RuntimeSettings, *, join: bool) -> list[_Loaded]:
     """Open a group, as one graph if that can be written."""
     layers = list(names)
-    session = _open_joined(graphs, settings) if join and len(graphs) > 1 else None
-    if session is not None:
-        return [_Loaded(session, layers[0], f"{names[layers[0]]} to {names[layers[-1]]}")]
-    return [_Loaded(LayerForward(graph, settings), layer, names[layer]) for layer, graph in zip(layers, graphs)]
+    sessions = open_layers(graphs, settings) if join else [LayerForward(graph, settings) for graph in graphs]
+    if len(sessions) < len(layers):
+        return [_Loaded(sessions[0], layers[0], f"{names[layers[0]]} to {names[layers[-1]]}")]
+    return [_Loaded(session, layer, names[layer]) for session, layer in zip(sessions, layers, strict=True)]
+
+
+def open_layers(graphs: Sequence[Path], settings: RuntimeSettings) -> list[LayerForward]:
+    """Open consecutive layers: one session for all, or, where that graph cannot be written, one for each."""
+    joined = _open_joined(graphs, settings) if len(graphs) > 1 else None
+    return [LayerForward(graph, settings) for graph in graphs] if joined is None else [joined]
 
 
 def _open_joined(graphs: Sequence[Path], settings: RuntimeSettings) -> LayerForward | None:

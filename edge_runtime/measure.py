@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import Profile, RuntimeSettings, give_back_memory
 from edge_runtime.engine.trace import divide
+from edge_runtime.forward import open_layers
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
 from federation.errors import EmbraceError, OutOfMemory
@@ -158,18 +159,16 @@ def measure_here(case: Case) -> Measurement:
             store = ActivationStore(count * case.batch, entry, stored_as=case.stored_as, folder=directory.parent)
             order = np.random.default_rng(0).permutation(count * case.batch).reshape(count, case.batch)
             first = random_inputs(manifest.input, case.batch, manifest.vocabulary)
-            compute = np.zeros(count)
-            for layer in frozen:
+            began = time.perf_counter()
+            sessions = open_layers([directory / layer.forward.name for layer in frozen], settings)
+            load += time.perf_counter() - began
+            for _ in range(count):
                 began = time.perf_counter()
-                session = LayerForward(directory / layer.forward.name, settings)
-                load += time.perf_counter() - began
-                for number in range(count):
-                    began = time.perf_counter()
-                    output = session(first)
-                    compute[number] += time.perf_counter() - began
-                first = output
-                del session, output
-            forward = compute[case.warm_up :].tolist()
+                output = reduce(lambda value, session: session(value), sessions, first)
+                forward.append(time.perf_counter() - began)
+            first = output
+            del sessions, output
+            forward = forward[case.warm_up :]
             io = [_timed(partial(store.write, number * case.batch, first)) for number in range(count)]
             del first
         began = time.perf_counter()

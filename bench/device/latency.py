@@ -33,7 +33,8 @@ WIDTHS: Mapping[str, float] = MappingProxyType({"moderate": 0.45, "weak": 0.2})
 Method = Literal["whole model", "EmbracingFL", "width reduction"]
 # Milliseconds that add up to `with_forward`; the last four of them to `iteration`, two of those to `step`.
 PARTS = ("frozen_forward", "activation_io", "training_forward", "backward", "optimiser")
-SUMS = ("step", "iteration", "with_forward")
+SUMS = ("step", "iteration", "with_forward", "reusing")
+REUSED = 4  # rounds that `reusing` spreads the frozen forward over: refresh_every
 ROW_KEYS = ("method", "tier", "model", "boundary", "engine")
 
 
@@ -96,6 +97,8 @@ def _seconds(run: Measurement, part: str, share: float) -> list[float]:
             return [sum(parts) for parts in zip(io, run.training, run.optimiser)]
         case "with_forward":
             return [sum(parts) for parts in zip(frozen, io, run.training, run.optimiser)]
+        case "reusing":
+            return [first / REUSED + sum(parts) for first, *parts in zip(frozen, io, run.training, run.optimiser)]
     raise KeyError(part)
 
 

@@ -156,24 +156,24 @@ def _cell(row: LatencyRow, part: str) -> str:
 
 
 def _shares(found: LatencyReport) -> TextTable:
-    from bench.device.latency import backward_share
+    from bench.device.latency import REUSED, backward_share
 
     rows = [
         (
             *_names(row),
-            *(ratio(found.ratio(row, part)) for part in ("step", "iteration", "with_forward", "memory")),
+            *(ratio(found.ratio(row, part)) for part in ("step", "iteration", "with_forward", "reusing", "memory")),
             ratio(backward_share(row)),
             megabytes(row.memory),
             milliseconds(row.load),
         )
         for row in found.rows
     ]
-    columns = ("step", "iteration", "with forward", "peak memory", "backward / forward", "peak memory MB", "load ms")
+    shares = ("step", "iteration", "with forward", f"… every {REUSED} rounds", "peak memory", "backward / forward")
     title = (
         f"{found.model}: relative to training everything (step: training forward and backward), peak memory, "
         "opening the sessions"
     )
-    return TextTable(title, ("tier", "method", "engine", *columns), rows, 3)
+    return TextTable(title, ("tier", "method", "engine", *shares, "peak memory MB", "load ms"), rows, 3)
 
 
 def _phone(found: LatencyReport) -> TextTable | None:
