@@ -28,7 +28,7 @@ from federation.manifest import Manifest
 from federation.messages import MOST_STEPS, Task
 from federation.parameter_layers import layer_labels, parameter_layers
 from federation.region import Region, of_parameters
-from federation.reuse import LayerChanges
+from federation.reuse import ChangeMeter, LayerChanges
 from federation.robust import StoredBody, robust_moves
 from federation.round_sums import Reached, RoundSums
 from federation.server_step import Change, Move, Vectors, mean_moves, server_step, spread, track_step
@@ -244,6 +244,7 @@ class RoundEngine:
         `devices` have taken part in the job so far; `bodies` are all updates, for a robust rule, which sums nothing.
         """
         rates = RoundFacts(self.plan.local.schedule.at(sums.number))
+        sums.meter = ChangeMeter(self.space)  # a step that failed halfway is made again
         step = server_step(self.algorithm.serve, self._moves(sums, bodies), before, rates)
         yield from sums.meter.watch(step, before[MODEL]) if self.plan.local.keeps_activations else step
         known = self.plan.serve.devices or devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict
 
 import numpy as np
@@ -9,16 +10,19 @@ import pytest
 
 from federation.algorithm import Facts
 from federation.decode import decode
+from federation.engine import RoundEngine
 from federation.errors import FieldError
-from federation.job import LocalWork
+from federation.job import LocalWork, parse_plan
 from federation.layout import MODEL
 from federation.reuse import MOST_CHANGE, ChangeMeter, LayerChanges
+from federation.wire import check_data
 from tests import tiny_bundle
 from tests.tiny_bundle import weight
 
-SPACE = tiny_bundle.manifest(
-    [tiny_bundle.layer(name, weight(f"{name}.w", 5)) for name in ("a", "b", "c")],
-).space
+MANIFEST = tiny_bundle.manifest(
+    [tiny_bundle.layer(name, weight(f"{name}.w", 5)) for name in ("a", "b", "c")], [tiny_bundle.boundary("a", 0)]
+)
+SPACE = MANIFEST.space
 
 
 def measured(before, after, blocks):
@@ -64,6 +68,24 @@ def test_what_an_earlier_program_did_not_measure_counts_as_changed():
     assert facts.changes.unchanged_for(7, 2) == 1 and facts.changes.within(0.5, 2) == 1
     assert facts.changes.after(7, (0.0, 0.0, 0.5), 4).unchanged_for(8, 2) == 1
     assert facts.changes.after(7, (0.0, 0.0, 0.5), 4).after(8, (0.0, 0.0, 0.5), 4).unchanged_for(9, 2) == 2
+
+
+def test_a_step_that_is_made_again_is_measured_once():
+    plan = parse_plan("bundle = 'b'\n[local]\nrefresh_every = 3\n")
+    engine = RoundEngine(plan, MANIFEST)
+    sums = engine.sums(0, engine.first_facts, 1)
+    layout = engine.layout("a", 0, sums.facts)
+    data = np.linspace(-1, 1, SPACE.size, dtype="<f4").tobytes()
+    sums.fold(check_data(layout, engine.limits, data), io.BytesIO(data), 1.0, 1, {})
+    before = {MODEL: np.linspace(2, 1, SPACE.size, dtype=np.float32)}
+    next(engine.changes(sums, before, 1))  # and no further: the disk is full
+    list(engine.changes(sums, before, 1))
+    layers = [slice(5 * layer, 5 * layer + 5) for layer in range(3)]
+    moves = np.linspace(-1, 1, SPACE.size)
+    expected = [np.linalg.norm(moves[at]) / np.linalg.norm(before[MODEL][at]) for at in layers]
+    assert engine.next_facts(sums).changes.recent == (pytest.approx(expected, rel=1e-5),)
+    told = engine.reuse(sums, [{"activations_age": 2}, {"activations_age": 0}, {"activations_age": "old"}])
+    assert told["reused"] == 1 and list(told["changes"].values()) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
