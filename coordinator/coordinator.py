@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -491,10 +491,12 @@ class Coordinator:
             shut_out = self.repository.see(work.session, devices, work.now, every=PRESENCE / 8)
             known = [device for device in devices if device not in shut_out]
             early = self.presence.came(work.session, known, work.now)
+            seekers: dict[str, Mapping[str, cohort.Member]] = {}
             for job in self._jobs.values():
                 with _alone(job):
                     self._draw_cohort(work, job, known)
-            offers = {device: self._offer(work, device) for device in known}
+                    seekers[job.id] = self._seekers(work, job, known)
+            offers = {device: self._offer(work, device, seekers) for device in known}
             idle = [device for device, offer in offers.items() if offer is None and device not in early]
             away = {device: ComeBack(seconds) for device, seconds in self._pacing.steer(work, idle).items()}
             refused = NotAllowed("this device was shut out")
@@ -534,22 +536,33 @@ class Coordinator:
         work.note_unfit(job, {**dict(drawn.unfit), **unreadable})
         return drawn
 
-    def _offer(self, work: UnitOfWork, device: str) -> TaskOffer | None:
+    def _seekers(self, work: UnitOfWork, job: OpenJob, devices: Sequence[str]) -> Mapping[str, cohort.Member]:
+        """Find the devices without a seat that could take one that has become free; benched ones get none."""
+        state = work.state(job)
+        if state.paused_at is not None or state.round.state != "collecting":
+            return {}
+        seated = state.round.seat_of
+        idle = [device for device in devices if seated(device) is None and not state.why_benched(device, work.now)]
+        return {member.device: member for member in self._note_fitness(work, job, idle)} if idle else {}
+
+    def _offer(
+        self, work: UnitOfWork, device: str, seekers: Mapping[str, Mapping[str, cohort.Member]]
+    ) -> TaskOffer | None:
         """Offer a task of the first job that has one for a device."""
         for job in self._jobs.values():
             with _alone(job):
-                offer = self._offer_of(work, job, device)
+                offer = self._offer_of(work, job, device, seekers.get(job.id, {}).get(device))
                 if offer is not None:
                     return offer
         return None
 
-    def _offer_of(self, work: UnitOfWork, job: OpenJob, device: str) -> TaskOffer | None:
+    def _offer_of(self, work: UnitOfWork, job: OpenJob, device: str, seeker: cohort.Member | None) -> TaskOffer | None:
         state = work.state(job)
         if state.paused_at is not None or state.round.state != "collecting":
             return None
         seat = state.round.seat_of(device)
-        if seat is None:
-            self._seek(work, job, device)
+        if seat is None and seeker is not None:
+            work.advance(job, rounds.DevicesAvailable((seeker,)))
             seat = work.state(job).round.seat_of(device)
         if seat is None or seat.answered:
             return None
@@ -560,14 +573,6 @@ class Coordinator:
         self.presence.took(work.session, device)
         task = f"{job.id}-{state.round.number}-{granted.number}-{len(granted.holders)}"
         return TaskOffer(task, job.id, job.bundle, state.version, granted.until, encode_task(work.task(job, granted)))
-
-    def _seek(self, work: UnitOfWork, job: OpenJob, device: str) -> None:
-        """Offer a device without a seat one that has become free, unless it is benched."""
-        if work.state(job).why_benched(device, work.now):
-            return
-        members = self._note_fitness(work, job, [device])
-        if members:
-            work.advance(job, rounds.DevicesAvailable(tuple(members)))
 
     def _note_fitness(self, work: UnitOfWork, job: OpenJob, devices: Collection[str]) -> list[cohort.Member]:
         """List the devices that a job can use, and note those that it cannot."""

@@ -2,7 +2,7 @@
 
 A request at work takes far more memory than one that waits, so those that are past authentication take places. A
 request whose client sends its body or reads its answer slowly loses its place and goes on without, so that no other
-client waits for it. Long polls, event streams and clients without a valid token take no place.
+client waits for it. Long polls, event streams, heartbeats and clients without a valid token take no place.
 
 Of a client without a valid token a body is read for an enrolment only, within seconds, and an address may have a few of
 these at once. Whose token it is, is found out before that: no such client keeps a device from being recognised.
@@ -45,10 +45,12 @@ LEAST_MOVED = 1 << 16
 LONGEST_WAIT = 1.0  # seconds for a place
 PLACE = "embrace.place"  # the key of the scope
 
-Kind = Literal["working", "waiting", "unknown", "operations", "looked up"]
+Kind = Literal["working", "waiting", "brief", "unknown", "operations", "looked up"]
 _ENROLMENT = ("POST", "/v1/devices")  # the one body of a client that is not known
 # Requests that mostly wait: they hold a connection and next to nothing else.
 _WAITING = re.compile(r"POST /v1/tasks/(?:next|[^/]+/complete)|GET /v1/events|GET /v1/jobs/[^/]+/events")
+# Requests that move next to nothing: they do not wait behind those that move models.
+_BRIEF = re.compile(r"POST /v1/tasks/[^/]+/heartbeat|GET /v1/jobs/[^/]+(/state)?")
 # A busy process is still alive: these are always answered.
 _OPERATIONS = ("/healthz", "/readyz", "/metrics")
 
@@ -59,7 +61,9 @@ def kind_of(method: str, path: str, *, known: bool) -> Kind:
         return "operations"
     if not known:
         return "unknown"
-    return "waiting" if _WAITING.fullmatch(f"{method} {path}") else "working"
+    if _WAITING.fullmatch(f"{method} {path}"):
+        return "waiting"
+    return "brief" if _BRIEF.fullmatch(f"{method} {path}") else "working"
 
 
 def give_way(request: Request) -> None:
@@ -145,6 +149,7 @@ class Admission:
         self._most: dict[Kind, float] = {
             "working": limits.concurrent_requests,
             "waiting": limits.waiting_requests,
+            "brief": limits.concurrent_requests,
             "unknown": limits.concurrent_requests,
             "looked up": limits.waiting_requests,
             "operations": math.inf,
