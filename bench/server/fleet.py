@@ -16,10 +16,11 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -31,6 +32,7 @@ from bench.server.load import Answer, Connection, LoadError
 from bench.server.measure import check_result, machine, update_headers
 from bench.server.model import vectors, write_bundle
 from bench.server.process import cpu_seconds, first_words, process_memory, running
+from coordinator.presence import PRESENCE
 from edge_runtime.system import HERE
 from embrace.client import Client
 from federation.errors import EmbraceError, InputError
@@ -166,7 +168,13 @@ class Watch:
 
 
 def measure(
-    devices: int, selected: int, parameters: int, rounds: int, processes: int, settings: Mapping[str, str]
+    devices: int,
+    selected: int,
+    parameters: int,
+    rounds: int,
+    processes: int,
+    settings: Mapping[str, str],
+    progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Run rounds with a fleet; return every figure."""
     if not 1 <= selected <= devices <= MOST_DEVICES:
@@ -185,6 +193,8 @@ def measure(
         stack.callback(admin.close)
         bundle = admin.send_bundle(folder / "bundle")
         tokens = asyncio.run(_enrol(port, admin, devices))
+        progress(f"enrolled {devices} devices")
+        time.sleep(PRESENCE)  # a device that has just enrolled would be invited before it comes
         plan = plan_from({"bundle": "bench", "num_rounds": rounds, "participate": {"count": selected}})
         job = str(admin.call("POST", "/jobs", json={"bundle": bundle, "plan": plan_to(plan)})["id"])
         watch, seen = Watch(process.pid), Seen()
@@ -193,10 +203,10 @@ def measure(
         with _fleets(port, tokens, body, update_headers(body), processes, seen):
             while True:
                 asked = time.perf_counter()
-                state = str(admin.call("GET", f"/jobs/{job}")["state"])
-                seen.add("job", asked)
+                found = _ask(admin, job, seen)
                 watch.look()
-                if state != "running" or asked - began > MOST_SECONDS:
+                progress(f"{asked - began:.0f} s: version {found.get('version')}, {watch.memory[-1] / 1e6:.0f} MB")
+                if found.get("state", "running") != "running" or asked - began > MOST_SECONDS:
                     break
                 time.sleep(1.0)
         took = time.perf_counter() - began
@@ -250,6 +260,18 @@ def _fleets(port: int, tokens: Sequence[str], body: bytes, headers: str, process
             process.join(20)
             if process.is_alive():
                 process.kill()
+
+
+def _ask(admin: Client, job: str, seen: Seen) -> dict[str, Any]:
+    """Ask how a job is, as an administrator does; nothing if the server is busy."""
+    asked = time.perf_counter()
+    try:
+        found: dict[str, Any] = admin.call("GET", f"/jobs/{job}")
+    except EmbraceError:
+        seen.counts["administrator told to try again"] += 1
+        return {}
+    seen.add("job", asked)
+    return found
 
 
 async def _enrol(port: int, admin: Client, devices: int) -> list[str]:
@@ -316,7 +338,8 @@ def main() -> None:
     try:
         settings = dict(pair.split("=", 1) for pair in given.set)
         sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes)
-        found = measure(*sizes, settings)
+        found = measure(*sizes, settings, lambda what: print(f"\r{what:<60}", end="", file=sys.stderr))
+        print(file=sys.stderr)
     except (EmbraceError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
     if given.out is not None:
