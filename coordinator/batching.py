@@ -19,8 +19,10 @@ MOST = 64  # at a time: the first does not wait for the work of hundreds
 class Batched(Generic[Item, Answer]):
     """A function of many as a coroutine of one. For each item it answers with a result, or with an error to raise."""
 
-    def __init__(self, function: Callable[[Sequence[Item]], Sequence[Answer | Exception]]) -> None:
+    def __init__(self, function: Callable[[Sequence[Item]], Sequence[Answer | Exception]], most: int = MOST) -> None:
+        """`most` items are taken at a time."""
         self._function = function
+        self._most = most
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._worker: asyncio.Task[None] | None = None
 
@@ -34,7 +36,7 @@ class Batched(Generic[Item, Answer]):
     async def _work(self) -> None:
         try:
             while self._waiting:
-                taken, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                taken, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 answers: Sequence[Answer | Exception]
                 try:
                     answers = await run_sync(self._function, [item for item, _ in taken])

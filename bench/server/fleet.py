@@ -40,8 +40,8 @@ from federation.job import plan_from, plan_to
 from federation.wire import encode_layers
 
 MOST_DEVICES, MOST_SECONDS = 20_000, 1800.0
-ARRIVE = 10.0  # seconds in which all devices come for the first time
 TRAINING = (2.0, 10.0)  # seconds that a device takes, at least and at most
+MOST_BETWEEN = 4.0  # seconds between heartbeats, which the lease would have every ten
 CONTROL, TRANSFER = 1 << 12, 1 << 17  # bytes that are read at once
 MEMORY, LATENCY = 1e9, 1.0  # the bars: bytes of the server, seconds of a control request
 KINDS = ("check-in", "heartbeat", "job")  # control requests
@@ -68,8 +68,9 @@ class Seen:
 class Fleet:
     """The devices of one process."""
 
-    def __init__(self, port: int, body: bytes, headers: str, stop: Event) -> None:
+    def __init__(self, port: int, body: bytes, headers: str, arrive: float, stop: Event) -> None:
         self._port = port
+        self._arrive = arrive
         self._body = memoryview(body)
         self._headers = headers
         self._stop = stop
@@ -84,7 +85,7 @@ class Fleet:
         await asyncio.gather(*devices, return_exceptions=True)
 
     async def _live(self, token: str) -> None:
-        await asyncio.sleep(random.uniform(0, ARRIVE))
+        await asyncio.sleep(random.uniform(0, self._arrive))
         while True:
             try:
                 told = await self._check_in(token)
@@ -133,6 +134,8 @@ class Fleet:
         return float(answer.headers.get("retry-after", 0.0))
 
     async def _beat(self, token: str, task: str, seconds: float) -> None:
+        seconds = min(seconds, MOST_BETWEEN)
+        await asyncio.sleep(random.uniform(0, seconds))
         while True:
             with contextlib.suppress(OSError, LoadError):
                 async with Connection(self._port, token, CONTROL) as server:
@@ -140,13 +143,15 @@ class Fleet:
                     answer = await server.try_to(f"POST /v1/tasks/{task}/heartbeat")
                 self.seen.add("heartbeat", began)
                 self.seen.counts[f"heartbeats answered {answer.status}"] += 1
-            await asyncio.sleep(min(seconds, 4.0))
+            await asyncio.sleep(seconds)
 
 
-def run_fleet(port: int, tokens: Sequence[str], body: bytes, headers: str, stop: Event, answer: Any) -> None:
+def run_fleet(
+    port: int, tokens: Sequence[str], body: bytes, headers: str, arrive: float, stop: Event, answer: Any
+) -> None:
     """Run devices until told to stop, and say what they saw."""
     HERE.allow_open_files(len(tokens) + 256)
-    fleet = Fleet(port, body, headers, stop)
+    fleet = Fleet(port, body, headers, arrive, stop)
     asyncio.run(fleet.run(tokens))
     fleet.seen.cpu = time.process_time()
     answer.put(fleet.seen)
@@ -173,6 +178,7 @@ def measure(
     parameters: int,
     rounds: int,
     processes: int,
+    arrive: float,
     settings: Mapping[str, str],
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def measure(
         watch, seen = Watch(process.pid), Seen()
         watch.look()
         began = time.perf_counter()
-        with _fleets(port, tokens, body, update_headers(body), processes, seen):
+        with _fleets(port, tokens, body, update_headers(body), processes, arrive, seen):
             while True:
                 asked = time.perf_counter()
                 found = _ask(admin, job, seen)
@@ -217,6 +223,7 @@ def measure(
     return {
         "devices": devices,
         "selected": selected,
+        "arrive": arrive,
         "parameters": parameters,
         "settings": dict(settings),
         "machine": machine(None),
@@ -239,12 +246,14 @@ def measure(
 
 
 @contextlib.contextmanager
-def _fleets(port: int, tokens: Sequence[str], body: bytes, headers: str, processes: int, seen: Seen) -> Iterator[None]:
+def _fleets(
+    port: int, tokens: Sequence[str], body: bytes, headers: str, processes: int, arrive: float, seen: Seen
+) -> Iterator[None]:
     """Let devices live in processes while the block runs; afterwards `seen` has what they saw."""
     context = multiprocessing.get_context("spawn")
     stop, answers = context.Event(), context.Queue()
     started = [
-        context.Process(target=run_fleet, args=(port, tokens[first::processes], body, headers, stop, answers))
+        context.Process(target=run_fleet, args=(port, tokens[first::processes], body, headers, arrive, stop, answers))
         for first in range(processes)
     ]
     for process in started:
@@ -331,13 +340,14 @@ def main() -> None:
     parser.add_argument("--selected", type=int, default=1000)
     parser.add_argument("--parameters", type=int, default=272_762)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arrive", type=float, default=60.0, help="seconds in which all come for the first time")
     parser.add_argument("--processes", type=int, default=2, help="of simulated devices")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
     parser.add_argument("--out", type=Path, help="a file for every figure, as JSON")
     given = parser.parse_args()
     try:
         settings = dict(pair.split("=", 1) for pair in given.set)
-        sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes)
+        sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes, given.arrive)
         found = measure(*sizes, settings, lambda what: print(f"\r{what:<60}", end="", file=sys.stderr))
         print(file=sys.stderr)
     except (EmbraceError, ValueError) as error:

@@ -45,6 +45,8 @@ log = logging.getLogger("embrace.api")
 TICK = 0.25  # seconds
 PRUNE = 60.0  # seconds until it is looked whether what is old has to go
 READY = 1.0  # seconds for which it is taken as known that the database answers
+# Requests for a task and heartbeats that are answered at a time: each is cheap, a turn behind updates is not.
+MOST_ASKS, MOST_BEATS = 256, 1024
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
@@ -82,10 +84,10 @@ def create_app(
     coordinator.tell_registry = registry.heard
     app.state.coordinator = coordinator
     app.state.registry = registry
-    app.state.next_task = Batched(coordinator.next_tasks)
+    app.state.next_task = Batched(coordinator.next_tasks, MOST_ASKS)
     app.state.accept = Batched(coordinator.accept_all)
     app.state.complete = Batched(coordinator.complete_all)
-    app.state.heartbeat = Batched(coordinator.heartbeats)
+    app.state.heartbeat = Batched(coordinator.heartbeats, MOST_BEATS)
     app.state.metrics = counts
     app.state.pace = buckets(limits)
     app.state.tries = tries()
