@@ -31,7 +31,7 @@ PARTS = {
     "rest": ("activation_io", "state", "evaluation", "other"),
     "sum": ("wall",),
 }
-STATES = {"offered": "waiting", "leased": "at work", "arrived": "done"}
+STATES = {"offered": "waiting", "leased": "at work", "uploaded": "sent", "arrived": "done"}
 
 
 def demo(

@@ -159,7 +159,7 @@ function gathered(seats: Seats): { rows: readonly HeatRow[]; rounds: readonly nu
   for (const seat of seats.seats) for (const device of seat.lost) put(device, seat, "lost");
   const newest = rounds.at(-1);
   for (const seat of seats.seats) {
-    const left = seat.state === "leased" && seat.round !== newest; // the round closed without it
+    const left = ["leased", "uploaded"].includes(seat.state) && seat.round !== newest; // the round closed without it
     if (left || !seat.lost.includes(seat.device) || seat.state === "arrived") put(seat.device, seat, left ? "lost" : seat.state);
   }
   const typical = new Map(rounds.map((round) => [round, median(seats.seats.filter((seat) => seat.round === round && seat.seconds !== null).map((seat) => seat.seconds!)) ?? 0]));
@@ -197,7 +197,7 @@ function paint(canvas: HTMLCanvasElement, rows: readonly HeatRow[], rounds: read
     rounds.forEach((round, at) => {
       const known = row.cells.get(round);
       const slow = (known?.seconds ?? 0) / (typical.get(round) || 1);
-      const shade = known === undefined || known.state === "offered" ? ground : known.state === "arrived" ? shades[slow < 0.75 ? 0 : slow < 1.25 ? 1 : slow < 2 ? 2 : 3]! : known.state === "leased" ? quiet : lost;
+      const shade = known === undefined || known.state === "offered" ? ground : known.state === "arrived" ? shades[slow < 0.75 ? 0 : slow < 1.25 ? 1 : slow < 2 ? 2 : 3]! : known.state === "leased" || known.state === "uploaded" ? quiet : lost;
       context.fillStyle = shade;
       context.fillRect(labels + cell * at + 0.5, y + 1, cell - 1, ROW - 2);
     });

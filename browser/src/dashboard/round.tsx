@@ -43,10 +43,10 @@ function isLate(seat: Seat, now: number, usual: number | undefined): boolean {
 
 function columns(seats: Seats, now: number, usual: number | undefined): readonly Column<Seat>[] {
   const lost = seats.seats.some((seat) => seat.lost.length > 0);
-  const order = ["failed", "expired", "leased", "offered", "arrived"];
+  const order = ["failed", "expired", "leased", "offered", "uploaded", "arrived"];
   const state = (seat: Seat): { state: string; text: string } =>
-    isLate(seat, now, usual) ? { state: "late", text: "late" } : { state: seat.state, text: { leased: "training", offered: "invited", arrived: "done", expired: "lost it", failed: "gave up" }[seat.state] ?? seat.state };
-  const took = (seat: Seat): number | undefined => (seat.state === "arrived" ? seat.seconds ?? undefined : seat.state === "leased" ? Math.max(0, now - seat.since) : undefined);
+    isLate(seat, now, usual) ? { state: "late", text: "late" } : { state: seat.state, text: { leased: "training", offered: "invited", uploaded: "being checked", arrived: "done", expired: "lost it", failed: "gave up" }[seat.state] ?? seat.state };
+  const took = (seat: Seat): number | undefined => (seat.state === "arrived" || seat.state === "uploaded" ? seat.seconds ?? undefined : seat.state === "leased" ? Math.max(0, now - seat.since) : undefined);
   return [
     { name: "Device", cell: (seat) => <a href={`#/devices/${seat.device}`}><Outside text={seats.devices[seat.device] ?? seat.device} most={40} /></a>, key: (seat) => seats.devices[seat.device] ?? seat.device },
     { name: "State", cell: (seat) => <Badge {...state(seat)} />, key: (seat) => order.indexOf(seat.state) },

@@ -45,6 +45,10 @@ securityContext:
 - name: AWS_ENDPOINT_URL_S3
   value: {{ . | quote }}
 {{- end }}
+{{- with .Values.blobs.storageUrl }}
+- name: EMBRACE_STORAGE_URL
+  value: {{ . | quote }}
+{{- end }}
 {{- with .Values.blobs.region }}
 - name: AWS_REGION
   value: {{ . | quote }}
