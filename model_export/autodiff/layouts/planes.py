@@ -138,6 +138,7 @@ def plane_weight_gradient(context: Context, tiles: str, dy: str, plan: PlanePlan
     made = np.where(plan.made < 0, plan.target[0] * plan.target[1], plan.made)
     spread = pick(context, dy, places_in(plane_order(plan.target))[made], plan.target[0] * plan.target[1], axis=1)
     rows = context.op("Reshape", spread, np.array([channels, outputs, -1], np.int64))
-    product = context.op("MatMul", rows, context.op("Transpose", tiles, perm=[0, 2, 1]))
-    flat = context.op("Reshape", product, np.array([channels, outputs * inputs], np.int64))
-    return context.op("MatMul", flat, np.ascontiguousarray(plan.selection.reshape(taps, -1).T))
+    # Of the two operands the smaller one is turned: a tile of the gradient has fewer pixels.
+    product = context.op("MatMul", tiles, context.op("Transpose", rows, perm=[0, 2, 1]))
+    flat = context.op("Reshape", product, np.array([channels, inputs * outputs], np.int64))
+    return context.op("MatMul", flat, np.ascontiguousarray(plan.selection.transpose(2, 1, 0).reshape(-1, taps)))
