@@ -75,6 +75,7 @@ from federation.round_sums import Reached
 log = logging.getLogger("embrace.coordinator")
 MOST_REFUSED = 3  # bodies of a task that are no update, after which its seat is free
 CLEANS = 60.0  # seconds after which a process looks again which of its copies others have deleted
+REMIND = 15.0  # seconds after which a round that is closing is looked at again, whatever became of its worker
 OUTAGE = 5.0  # seconds without a process at work, after which this is held against no device
 
 
@@ -105,6 +106,7 @@ class Coordinator:
         self.leaving = False
         self._ticked = clock()
         self._cleaned = clock()
+        self._reminded = clock()
         self._reached = reached
         self._blobs = blobs
         self._bodies = Bodies(blobs)
@@ -250,11 +252,16 @@ class Coordinator:
         ends = (known.benched_until for job in list(self._jobs.values()) for known in job.state.standings.values())
         if any(until is not None and before < until <= self._ticked for until in ends):
             self.notifier.notify()
-        for job in [job for job in list(self._jobs.values()) if self._keeps(job.id)]:
+        kept = [job for job in list(self._jobs.values()) if self._keeps(job.id)]
+        for job in kept:
             try:
                 self._pass_time(job, self.clock())
             except Exception:
                 log.exception("job %s: time could not pass", job.id)
+        if abs(self._ticked - self._reminded) >= REMIND:
+            self._reminded = self._ticked
+            for job in [job for job in kept if job.state.round.state == "closing"]:
+                self._folding.put(LookAfter(job, True))
 
     def _pass_time(self, job: OpenJob, now: float) -> None:
         with self._units.lock:

@@ -179,6 +179,8 @@ class FoldWorker:
         """Fold what other processes have acknowledged, or close the round."""
         round, folded = job.state.round, self._folded.get(job)
         self._check_uploaded(job)
+        if round.state == "closing" and job in self._retries:
+            return  # its time is set
         if round.state == "closing":
             self._finish(job, all)
         elif self._is_merged(job):

@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sqlalchemy.exc import OperationalError
+
+from coordinator.errors import StoreAway
 from coordinator.store.blobs import Blobs
 from coordinator.store.bodies import Bodies
 from coordinator.store.repository import Repository
@@ -62,9 +65,13 @@ class Retention:
         with self._repository.begin() as session:
             if not self._repository.is_due(session, "pruned", self._clock(), EVERY):
                 return
-        found = list(self.find())
-        for surplus in found:
-            self.remove(surplus, MOST_EVENTS)
+        found: list[Surplus] = []
+        try:
+            for surplus in self.find():
+                self.remove(surplus, MOST_EVENTS)
+                found.append(surplus)
+        except (OperationalError, StoreAway) as error:
+            log.warning("what is old stays for now: %s", error)
         if found:
             log.info("removed what was old", extra={"facts": dict(total(found))})
 

@@ -49,6 +49,7 @@ class Listener:
         self._engine = engine
         self._heard = heard
         self._begins = begins
+        self._driver_error: type[Exception] = engine.dialect.import_dbapi().Error
         self._ended = threading.Event()
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
@@ -72,9 +73,9 @@ class Listener:
                         self._listen(connection)
                     finally:
                         connection.invalidate()  # closed, not given back
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, self._driver_error) as error:
                 log.warning("news of other processes are not heard: %s", error)
-            except Exception:  # of the driver itself, or of what is done with the news
+            except Exception:  # of what is done with the news
                 log.exception("news of other processes are not heard")
             self._ended.wait(AGAIN)
 

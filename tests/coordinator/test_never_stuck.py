@@ -8,10 +8,13 @@ import json
 import pytest
 from sqlalchemy import text
 
+from coordinator.coordinator import REMIND
+from coordinator.jobs import FinishRound
 from coordinator.standings import FIRST_BENCH
 from coordinator.store.versions import Versions
 from federation.rounds import MOST_TRIES
 from tests.coordinator.harness import World
+from tests.waiting import wait_until
 
 RULE = {"min_available": 4, "quorum": 2, "deadline": 12.0}
 
@@ -101,3 +104,14 @@ def test_a_full_disk_is_waited_for_however_long_it_takes(world: World, monkeypat
     monkeypatch.undo()
     world.later(60)
     assert world.state(job)["state"] == "done"
+
+
+def test_a_round_whose_worker_was_not_told_closes_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, device = world.job(num_rounds=1), world.device()
+    put = world.coordinator._folding.put
+    monkeypatch.setattr(
+        world.coordinator._folding, "put", lambda item: None if isinstance(item, FinishRound) else put(item)
+    )
+    world.round([device])
+    assert world.state(job)["round"]["state"] == "closing"
+    wait_until(lambda: (world.later(REMIND), world.state(job)["version"] == 1)[1])
