@@ -53,7 +53,6 @@ from federation.wire import encode_layers
 PARAMETERS = 4096
 PATIENCE = 300.0  # seconds without a new version, after which a run has failed
 LAST_ROUNDS = 2  # that are committed after the last kill
-PAUSE = (2.0, 6.0)  # seconds between two kills
 DOWN = (0.2, 2.0)  # seconds until a killed process comes back
 MOST_ROUNDS = 100_000
 
@@ -166,11 +165,11 @@ def wait_for(fleet: Fleet, admin: Client, version: int) -> None:
         time.sleep(0.5)
 
 
-def harm(supervisor: Supervisor, seconds: float, chance: random.Random) -> list[str]:
-    """Kill for so long; return what was killed."""
+def harm(supervisor: Supervisor, seconds: float, every: float, chance: random.Random) -> list[str]:
+    """Kill for so long, every few seconds; return what was killed."""
     killed, until = [], time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(chance.uniform(*PAUSE))
+        time.sleep(every * chance.uniform(0.5, 1.5))
         victim = chance.choice(supervisor.services)
         if victim.is_running() and victim.ready():  # one that is only starting has lost nothing
             supervisor.kill(victim, chance.uniform(*DOWN))
@@ -178,7 +177,7 @@ def harm(supervisor: Supervisor, seconds: float, chance: random.Random) -> list[
     return killed
 
 
-def run_chaos(folder: Path, agents: int, seconds: float, workers: int, seed: int) -> dict[str, Any]:
+def run_chaos(folder: Path, agents: int, seconds: float, every: float, workers: int, seed: int) -> dict[str, Any]:
     """Run with kills; return what was found, and the last version in a file `chaos`."""
     database, url = postgresql(folder)
     objects, environment = s3_server(folder)
@@ -192,7 +191,7 @@ def run_chaos(folder: Path, agents: int, seconds: float, workers: int, seed: int
         began = time.monotonic()
         with at_work(fleet, tokens):
             wait_for(fleet, admin, 1)
-            killed = harm(supervisor, seconds, random.Random(seed))
+            killed = harm(supervisor, seconds, every, random.Random(seed))
             for service in services:
                 service.wait()
             during = int(patiently(lambda: admin.job(fleet.job))["version"])
@@ -210,6 +209,7 @@ def run_chaos(folder: Path, agents: int, seconds: float, workers: int, seed: int
         "agents": agents,
         "seconds": round(took, 1),
         "seed": seed,
+        "every": every,
         "coordinators": len(started),
         "workers": workers,
         "killed": dict(sorted(Counter(killed).items())),
@@ -267,6 +267,7 @@ def run_alone(folder: Path, agents: int, rounds: int) -> None:
 def main() -> int:
     about = argparse.ArgumentParser(description="Kill coordinators, workers, database and S3 server; compare the bits.")
     about.add_argument("--minutes", type=float, default=10.0)
+    about.add_argument("--every", type=float, default=4.0, help="Seconds between two kills, half more or less.")
     about.add_argument("--agents", type=int, default=64)
     about.add_argument("--workers", type=int, default=1 if importlib.util.find_spec("coordinator.worker") else 0)
     about.add_argument("--seed", type=int, default=1)
@@ -276,7 +277,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="embrace-chaos-")))
         folder.mkdir(parents=True, exist_ok=True)
-        found = run_chaos(folder, given.agents, 60.0 * given.minutes, given.workers, given.seed)
+        found = run_chaos(folder, given.agents, 60.0 * given.minutes, given.every, given.workers, given.seed)
         run_alone(folder, given.agents, found["rounds"])
         digests = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("chaos", "alone")]
         found |= {"sha256": digests[0], "sha256_without_kills": digests[1], "same_bits": digests[0] == digests[1]}
