@@ -82,6 +82,7 @@ class Storage:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a device may hang up
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/bucket/object?{SECRET}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
