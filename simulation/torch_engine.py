@@ -21,7 +21,9 @@ from torch import Tensor, nn
 
 from edge_runtime.activations import ActivationStore
 from edge_runtime.data import TrainingSamples
-from edge_runtime.engine.session import is_out_of_memory
+from edge_runtime.engine.choose import open_step
+from edge_runtime.engine.engine import GradientStep
+from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
 from edge_runtime.forward import ForwardPlan, Inputs
 from edge_runtime.forward import Report as Progress
 from edge_runtime.frozen_statistics import FrozenStatistics
@@ -36,6 +38,7 @@ from model_export.plain_operators import plain_operators
 from model_export.short_memory import HeadLayout, HeadModule, short_memory
 from simulation.frozen_graph import FrozenGraph, suits_graph
 from simulation.pool import ALIGNMENT
+from simulation.step_choice import suits_portable
 from simulation.torch_model import back_module, build_module, fold_norms, front_module, tensors_of
 
 EVALUATION_BATCH = 256
@@ -213,17 +216,25 @@ class TorchEngine:
         self.directory = directory
         self.manifest = manifest
         self.weights = weights
-        self._steps: dict[str, TorchStep] = {}
+        self._steps: dict[str, GradientStep] = {}
         self._fronts: dict[tuple[Layer, ...], nn.Module] = {}
         self._measuring: dict[str, MeasuringModule] = {}
         self._graphs: dict[tuple[Layer, ...], FrozenGraph | None] = {}
         self._whole: nn.Module | None = None
 
-    def open_step(self, boundary: Boundary) -> TorchStep:
+    def open_step(self, boundary: Boundary) -> GradientStep:
         """Return the step of a boundary: devices that take turns share it, because a task fills all of it."""
         if boundary.name not in self._steps:
-            self._steps[boundary.name] = TorchStep(self.trained_part(boundary), self.manifest, boundary)
+            portable = suits_portable(self.directory, self.manifest, boundary)
+            self._steps[boundary.name] = self._portable_step(boundary) if portable else self.torch_step(boundary)
         return self._steps[boundary.name]
+
+    def torch_step(self, boundary: Boundary) -> TorchStep:
+        """Make a step by PyTorch."""
+        return TorchStep(self.trained_part(boundary), self.manifest, boundary)
+
+    def _portable_step(self, boundary: Boundary) -> GradientStep:
+        return open_step(self.directory, self.manifest, boundary, "portable", RuntimeSettings(threads=1))
 
     def trained_part(self, boundary: Boundary) -> nn.Module:
         """Make a new module that takes what enters the boundary's layer."""

@@ -61,7 +61,7 @@ def test_a_step_is_that_of_the_portable_engine_and_of_autograd(bundle_of, name):
     names = [manifest.boundaries[0].name, *manifest.tiers]
     for boundary in {b.name: b for b in map(manifest.boundary, names)}.values():
         x, labels = bundle.batch(manifest.boundaries[0].name, BATCH, SEED)
-        step, portable = engine.open_step(boundary), bundle.step(boundary.name)
+        step, portable = engine.torch_step(boundary), bundle.step(boundary.name)
         step.parameters[:] = bundle.weights[step.suffix]
         inputs = entering(bundle, x, boundary)
         loss, other = step.run(inputs, labels, SEED), portable.run(inputs, labels, SEED)
@@ -78,7 +78,7 @@ def test_a_step_is_that_of_the_portable_engine_and_of_autograd(bundle_of, name):
 
 def test_a_second_run_does_not_remember_the_first(bundle_of):
     bundle = bundle_of("digits")
-    step = engine_of(bundle).open_step(bundle.manifest.boundary("moderate"))
+    step = engine_of(bundle).torch_step(bundle.manifest.boundary("moderate"))
     step.parameters[:] = bundle.weights[step.suffix]
     x, labels = bundle.batch("moderate", BATCH)
     first, gradients = step.run(x, labels), step.gradients.copy()
