@@ -50,11 +50,12 @@ from model_export.head import HeadCut
 from model_export.layers import LayerGraph, find_layer, split_layers
 from model_export.lifetimes import step_memory
 from model_export.lora import adapt_graph
+from model_export.memory_plan import plan_memory
 from model_export.narrow import check_narrow, narrow_shapes, narrow_source
 from model_export.normalise import normalise
 from model_export.ort_artifacts import unsupported, write_artifacts
 from model_export.own_loss import TracedLoss, trace_loss
-from model_export.recompute import SLOWER, choose_remade, remake
+from model_export.recompute import SLOWER
 from model_export.source import ModelSource, named_outputs, with_shapes
 from model_export.training import (
     head_graph,
@@ -423,13 +424,12 @@ def _write_boundary(
         name = f"train.{stem}.onnx"
         cut = head_cut(graph, suffix, boundary)
         write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut, traced=traced)
-        complete = partial(write, alone=True)
-        plain = write()
-        remade = choose_remade(plain, source.batch, SLOWER[choices.memory_plan], complete)
-        model = remake(plain, remade)
-        (directory / name).write_bytes(serialise(model))
+        planned = plan_memory(
+            lambda parts, alone: write(parts=parts, alone=alone), source.batch, SLOWER[choices.memory_plan]
+        )
+        (directory / name).write_bytes(serialise(planned.model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
-        memory = step_memory(model, graph.stored, lambda: remake(complete(), remade))
+        memory = step_memory(planned.model, graph.stored, planned.complete)
         boundary = replace(boundary, train=file_ref(directory, name), step_memory=memory, head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")

@@ -137,6 +137,14 @@ class Emitter:
         finally:
             self._scope = outer
 
+    def inside(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A scope in the one that is open."""
+        return self.scope(f"{self._scope}/{name}")
+
+    @property
+    def scope_name(self) -> str:
+        return self._scope
+
     def forget(self, *op_types: str) -> None:
         """From here on nodes of these types, and so what is computed from them, are written again, not shared."""
         self._known_nodes = {key: names for key, names in self._known_nodes.items() if key[0] not in op_types}

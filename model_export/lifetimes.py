@@ -48,6 +48,7 @@ class Size:
 
     shapes: tuple[Shape, Shape]
     item: int
+    symbols: tuple[int | str, ...] | None = None  # the shape as the runtime knows it beforehand, if it does
 
     def at(self, batch: int) -> int:
         low, high = (math.prod(shape) for shape in self.shapes)
@@ -71,11 +72,23 @@ def step_memory(
 def sizes_of(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto] | None = None) -> Mapping[str, Size]:
     """Find the shape of every value; `complete` as for `step_memory`."""
     low, high = (_shapes(model, batch, complete or (lambda: model)) for batch in _SIZED_AT)
+    symbols = _symbols(model)
     return {
-        name: Size((shape, high[name][0]), item)
+        name: Size((shape, high[name][0]), item, symbols.get(name))
         for name, (shape, item) in low.items()
         if name in high and len(high[name][0]) == len(shape)
     }
+
+
+def _symbols(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+    """Infer the shapes that are known before the batch is, with a name in its place."""
+    graph = shape_inference.infer_shapes(model).graph
+    found: dict[str, tuple[int | str, ...]] = {}
+    for value in [*graph.input, *graph.value_info, *graph.output]:
+        shape = value.type.tensor_type.shape
+        if value.type.tensor_type.HasField("shape") and all(dim.WhichOneof("value") for dim in shape.dim):
+            found[value.name] = tuple(dim.dim_param or dim.dim_value for dim in shape.dim)
+    return found
 
 
 def _shapes(
@@ -125,6 +138,13 @@ def alive_before(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, 
     return found
 
 
+def alive_during(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> list[int]:
+    """Count the bytes that lie in the arena while each node runs."""
+    arena, found = _Arena(), []
+    _run(model.graph.node, not_in_arena(model), sizes, batch, arena, watch=lambda: found.append(arena.used))
+    return found
+
+
 def not_in_arena(model: onnx.ModelProto) -> set[str]:
     """Values that do not come from the arena: constants, inputs, and outputs that are bound to memory of the device."""
     graph = model.graph
@@ -139,8 +159,12 @@ def _run(
     batch: int,
     arena: _Arena,
     until: int | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> dict[str, str | None]:
-    """Let the values of a step, or of its first nodes, come and go; return those alive and whose memory they have."""
+    """Let the values of a step, or of its first nodes, come and go; return those alive and whose memory they have.
+
+    `watch` is called while each node runs.
+    """
     last = {name: number for number, node in enumerate(nodes) for name in inputs_with_subgraphs(node)}
     buffer: dict[str, str | None] = {}  # value -> the value whose memory it has; None: memory from outside
     users: dict[str, int] = {}
@@ -148,15 +172,17 @@ def _run(
     for number, node in enumerate(nodes[:until]):
         outputs = [name for name in node.output if name and name not in outside]
         for name in outputs:
-            shared = _shared(node, number, name, buffer, users, last, sizes, batch, outside)
+            shared = _shared(node, number, name, buffer, users, last, sizes, outside)
             buffer[name] = shared
             if shared == name:
                 blocks[name] = arena.take(sizes[name].at(batch))
             if shared is not None:
                 users[shared] = users.get(shared, 0) + 1
         scratch = _scratch(node, sizes)
-        if scratch:
-            arena.give_back(arena.take(scratch))
+        block = arena.take(scratch) if scratch else None
+        watch()
+        if block is not None:
+            arena.give_back(block)
         for name in {*inputs_with_subgraphs(node), *outputs}:
             if name in buffer and name != PREDICTIONS and last.get(name, -1) <= number:
                 owner = buffer.pop(name)
@@ -164,8 +190,8 @@ def _run(
                     users[owner] -= 1
                     if not users[owner]:
                         arena.give_back(blocks.pop(owner))
-    for block in blocks.values():
-        arena.give_back(block)
+    for left in blocks.values():
+        arena.give_back(left)
     return buffer
 
 
@@ -177,7 +203,6 @@ def _shared(
     users: Mapping[str, int],
     last: Mapping[str, int],
     sizes: Mapping[str, Size],
-    batch: int,
     outside: set[str],
 ) -> str | None:
     """Find whose memory an output has: its own, that of an input nothing reads any more, or that of a reshaped one."""
@@ -187,7 +212,9 @@ def _shared(
     if node.op_type in _IN_PLACE:
         for source in node.input[:2]:
             owner = buffer.get(source)
-            same = owner is not None and sizes[source].at(batch) == sizes[name].at(batch)
+            # The runtime writes over an input only if it knows beforehand that the shapes are equal.
+            known = source in sizes and sizes[source].symbols is not None
+            same = known and (sizes[source].symbols, sizes[source].item) == (sizes[name].symbols, sizes[name].item)
             if owner is not None and same and last[source] == number and users[owner] == 1:
                 return owner
     return name
@@ -216,6 +243,7 @@ class _Arena:
         self._starts: dict[int, int] = {}  # free: start -> size
         self._ends: dict[int, int] = {}  # free: end -> start
         self._taken: dict[int, int] = {}  # start -> size
+        self.used = 0  # bytes that are taken now
 
     @property
     def touched(self) -> int:
@@ -234,12 +262,14 @@ class _Arena:
             self._add(start + size, found - size)
             found = size
         self._taken[start] = found
+        self.used += found
         self._touch(start, start + size)
         return start
 
     def give_back(self, start: int) -> None:
         """Free a block; it joins free neighbours."""
         size = self._taken.pop(start)
+        self.used -= size
         if start in self._ends:
             before = self._ends[start]
             size += self._remove(before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import onnx
 from onnx import NodeProto
@@ -19,7 +20,7 @@ from model_export.graph import attribute, inputs_with_subgraphs
 from model_export.lifetimes import NODE_BYTES, Size, alive_before, not_in_arena, sizes_of, touched
 
 # By how much a step may become slower, by the model of time below.
-SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.03, "small": 0.25}
+SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.05, "small": 0.25}
 
 # Operators that give the same bits whenever they run on the same values.
 FREE = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Squeeze", "Unsqueeze"})
@@ -36,9 +37,11 @@ REPEATABLE = frozenset(
 )
 SMALL = 1 << 14  # bytes that may as well stay
 NEAR = 128  # nodes: about what the backward pass of a block has
+# Nodes without a reader, after which a value is rather made once more than kept, and from which share of time on.
+FAR, MUCH_SLOWER = 24, 0.1
 # What a core does in a second, about: bytes moved, multiplications. A ResNet20 step of 120 ms counts as 148.
 MOVED, MULTIPLIED = 25e9, 70e9
-_AGAIN = ".again"
+AGAIN = ".again"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Remade:
 
     values: tuple[str, ...]
     nodes: tuple[str, ...]
+    once: bool  # rather keep it than make it once more for readers that are far apart
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def choose_remade(
     """
     if not slower:
         return []
-    search = _Search(model, sizes_of(model, complete), batch)
+    search = _Search(model, sizes_of(model, complete), batch, keeps=slower < MUCH_SLOWER)
     left = slower * search.step_seconds
     chosen: list[Remade] = []
     while found := [one for one in search.candidates() if one.seconds <= left]:
@@ -83,16 +87,19 @@ def choose_remade(
 
 def remake(model: onnx.ModelProto, chosen: Sequence[Remade]) -> onnx.ModelProto:
     """The same graph, in which the backward pass reads second copies of the chosen values."""
-    writer = _Writer(list(model.graph.node), chosen)
+    return _with_nodes(model, _Writer(list(model.graph.node), chosen).write())
+
+
+def _with_nodes(model: onnx.ModelProto, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]
-    result.graph.node.extend(writer.write())
+    result.graph.node.extend(nodes)
     return result
 
 
-def _again(name: str, number: int) -> str:
-    return f"{name}{_AGAIN}{number}"
+def _again(name: str, number: int, copy: int) -> str:
+    return f"{name}{AGAIN}{number}.{copy}" if copy else f"{name}{AGAIN}{number}"
 
 
 def _turn(nodes: Sequence[NodeProto]) -> int:
@@ -101,22 +108,26 @@ def _turn(nodes: Sequence[NodeProto]) -> int:
 
 
 class _Writer:
-    """Writes the nodes anew; what is made again comes in front of its first reader."""
+    """Writes the nodes anew; what is made again comes in front of its readers, once more where they are far apart."""
 
     def __init__(self, nodes: Sequence[NodeProto], chosen: Sequence[Remade]) -> None:
         self._nodes = nodes
         self._chosen = chosen
         self._makers = {node.output[0]: node for node in nodes}
         self._group = {name: number for number, one in enumerate(chosen) for name in one.values}
-        self._done: set[int] = set()
-        self._written: list[NodeProto] = []
+        self._copies: dict[int, int] = {}  # of a group, so far
+        self._read: dict[int, int] = {}  # by group: where its last copy was read last
+        self._place = 0
+        self.written: list[NodeProto] = []
+        self.names: dict[str, str] = {}  # of copies: what they are copies of
 
     def write(self) -> list[NodeProto]:
         turn = _turn(self._nodes)
-        self._written = list(self._nodes[:turn])
-        for node in self._nodes[turn:]:
-            self._written.append(self._reading_again(node, {}))
-        return self._written
+        self.written = list(self._nodes[:turn])
+        for place, node in enumerate(self._nodes[turn:]):
+            self._place = place
+            self.written.append(self._reading_again(node, {}))
+        return self.written
 
     def _reading_again(self, node: NodeProto, own: Mapping[str, str]) -> NodeProto:
         """A node with new names for its inputs: `own`, or those of values that are made again, first of all."""
@@ -126,27 +137,34 @@ class _Writer:
             if name in own:
                 twin.input[index] = own[name]
             elif name in self._group:
-                self._make(self._group[name])
-                twin.input[index] = _again(name, self._group[name])
+                number = self._group[name]
+                twin.input[index] = _again(name, number, self._made(number))
         return twin
 
-    def _make(self, number: int) -> None:
-        if number in self._done:
-            return
-        self._done.add(number)
+    def _made(self, number: int) -> int:
+        """Make a group unless a copy of it was read a moment ago; return the number of the copy to read."""
+        near = number in self._read and (self._chosen[number].once or self._place - self._read[number] <= FAR)
+        self._read[number] = self._place
+        if near:
+            return self._copies[number]
+        copy = self._copies[number] = self._copies.get(number, -1) + 1
         nodes = [self._makers[name] for name in self._chosen[number].nodes]
-        own = {output: _again(output, number) for node in nodes for output in node.output if output}
+        own = {output: _again(output, number, copy) for node in nodes for output in node.output if output}
+        self.names |= {again: name for name, again in own.items()}
         for node in nodes:
             twin = self._reading_again(node, own)
-            twin.name = f"backward/{node.name.removeprefix('forward/')}{_AGAIN}{number}"
+            twin.name = _again(f"backward/{node.name.removeprefix('forward/')}", number, copy)
             twin.output[:] = [own.get(name, name) for name in node.output]
-            self._written.append(twin)
+            self.written.append(twin)
+        return copy
 
 
 class _Search:
     """What could be made again, given what was chosen already."""
 
-    def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> None:
+    def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, keeps: bool) -> None:
+        """`keeps`: what was made again stays until its last reader, however far apart readers are."""
+        self._keeps = keeps
         self._model = model
         self._batch = batch
         self._sizes = sizes
@@ -158,12 +176,12 @@ class _Search:
         self._kept = {name for names in self._alive.values() for name in names}
         self._chosen: set[str] = set()
         self._fixed = {value.name for value in model.graph.output}
-        self._read: dict[str, int] = {}  # by the backward pass: where first
+        self._reads: dict[str, list[int]] = {}  # by the backward pass: where
         for number, node in enumerate(self._nodes[turn:]):
             for name in inputs_with_subgraphs(node):
-                self._read.setdefault(name, number)
+                self._reads.setdefault(name, []).append(number)
             self._fixed |= set(inputs_with_subgraphs(node)) - set(node.input)  # bodies of loops read it by its name
-        self._needed = dict(self._read)  # where first, with what is made again
+        self._needed = {name: places[0] for name, places in self._reads.items()}  # first, with what is made again
 
     @property
     def step_seconds(self) -> float:
@@ -182,13 +200,10 @@ class _Search:
 
     def touched(self, chosen: Sequence[Remade]) -> int:
         """Follow every value through the arena."""
-        sizes = dict(self._sizes)
-        for number, one in enumerate(chosen):
-            for name in one.nodes:
-                node = self._nodes[self._maker[name]]
-                sizes |= {_again(output, number): self._sizes[output] for output in node.output if output}
-        nodes = NODE_BYTES * sum(len(one.nodes) for one in chosen)
-        return nodes + touched(remake(self._model, chosen), sizes, self._batch)
+        writer = _Writer(self._nodes, chosen)
+        nodes = writer.write()
+        sizes = {**self._sizes, **{again: self._sizes[name] for again, name in writer.names.items()}}
+        return NODE_BYTES * len(nodes) + touched(_with_nodes(self._model, nodes), sizes, self._batch)
 
     def _candidate(self, owner: str, names: Sequence[str]) -> _Candidate | None:
         size = self._sizes[owner].at(self._batch)
@@ -199,15 +214,22 @@ class _Search:
         first = min(self._needed[name] for name in names)
         if not all(self._trace(name, set(names), first, numbers, sources) for name in names):
             return None
-        seconds = sum(self._seconds(number) for number in numbers)
-        freed = size - NODE_BYTES * len(numbers)
-        remade = Remade(tuple(names), tuple(self._nodes[number].output[0] for number in sorted(numbers)))
+        once = self._keeps or any(self._nodes[number].op_type in PRODUCTS for number in numbers)
+        times = 1 if once else self._times(names)
+        seconds = times * sum(self._seconds(number) for number in numbers)
+        freed = size - NODE_BYTES * times * len(numbers)
+        remade = Remade(tuple(names), tuple(self._nodes[number].output[0] for number in sorted(numbers)), once)
         return _Candidate(remade, frozenset(sources), freed, seconds) if freed > 0 and seconds > 0 else None
 
     def _is_early(self, name: str, first: int | None = None) -> bool:
         """Whether a value, made again, would have to be there long before the backward pass itself reads it."""
         needed = self._needed[name] if first is None else min(first, self._needed[name])
-        return self._read.get(name, len(self._nodes)) - needed > NEAR
+        return self._reads.get(name, [len(self._nodes)])[0] - needed > NEAR
+
+    def _times(self, names: Sequence[str]) -> int:
+        """Count how often values in one piece of memory would be made again: once for readers that are near."""
+        places = sorted(place for name in names for place in self._reads.get(name, ()))
+        return 1 + sum(later - earlier > FAR for earlier, later in pairwise(places))
 
     def _trace(self, name: str, wanted: set[str], first: int, numbers: set[int], sources: set[str]) -> bool:
         """Collect the nodes that make a value, back to what is there; whether all of them can run again."""

@@ -75,10 +75,12 @@ def training_graph(
     *,
     alone: bool = False,
     traced: TracedLoss | None = None,
+    parts: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
     """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head.
 
     `alone`: with stored weights inside, for a look at its values before their file is there. `traced`: the loss `own`.
+    `parts`: see `Context`.
     """
     source = layers[0].input
     nodes = _suffix_nodes(graph, layers)
@@ -99,6 +101,7 @@ def training_graph(
         numbers,
         graph.fixed_rows,
         cut.heads if cut else None,
+        parts,
     )
     if cut:
         with emitter.scope("forward"):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edge_runtime.engine.session import RuntimeSettings, inference_session, training_session
-from edge_runtime.engine.step import BoundStep, Wire
+from edge_runtime.engine.step import BoundStep, Wire, pointer
 from federation.manifest import ROWS, BatchNorm
 from federation.space import ParameterSpace
 
@@ -51,16 +52,25 @@ class TrainingStep(BoundStep):
         inputs = [Wire(name, value) for name, value in self.values.items()]
         endings = {"weight": ".grad", "statistic": ".new"}
         outputs = [Wire(name + endings[self.kinds[name]], result) for name, result in self.results.items()]
+        self._predictions: NDArray[np.float32] | None = None
         self.connect(training_session(graph, settings or RuntimeSettings(), trace=trace), inputs, outputs)
-        self.rebind()
 
     def rebind(self) -> None:
-        # Its size follows the batch: onnxruntime allocates it, and would keep the first size for ever.
-        if any(value.name == "predictions" for value in self.session.get_outputs()):
+        """Bind what is predicted to memory of its own: a block of the arena, kept from run to run, would divide it."""
+        found = next((value for value in self.session.get_outputs() if value.name == "predictions"), None)
+        batch = self._bound.get("input")
+        if found is None or batch is None:
+            return
+        if all(isinstance(size, int) for size in found.shape[1:]):
+            self._predictions = np.empty((len(batch), *found.shape[1:]), np.float32)
+            self._binding.bind_output(*pointer(Wire("predictions", self._predictions)))
+        else:  # the runtime allocates it; a bound output would keep its first size for ever
             self._binding.bind_output("predictions", "cpu")
 
     def predictions(self) -> NDArray[Any]:
         """Return what the last run predicted for its batch."""
+        if self._predictions is not None:
+            return self._predictions
         last: NDArray[Any] = self._binding.get_outputs()[-1].numpy()  # listed in the order of binding
         return last
 

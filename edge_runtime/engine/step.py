@@ -50,7 +50,7 @@ class BoundStep:
         for wire in inputs:
             self._bind_input(wire)
         for wire in (*outputs, Wire("loss", self._loss)):
-            self._binding.bind_output(*_pointer(wire))
+            self._binding.bind_output(*pointer(wire))
         if "seed" in self._wanted:
             self._bind_input(Wire("seed", self._seed))
 
@@ -83,7 +83,7 @@ class BoundStep:
 
     def _bind_input(self, wire: Wire) -> None:
         if wire.name in self._wanted:  # a graph may not need a parameter's old value
-            self._binding.bind_input(*_pointer(wire))
+            self._binding.bind_input(*pointer(wire))
         self._bound[wire.name] = wire.memory  # the session keeps an address: the memory must stay
 
 
@@ -92,6 +92,6 @@ def _layout(memory: NDArray[Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]
     return memory.ctypes.data, memory.shape, memory.strides, memory.dtype
 
 
-def _pointer(wire: Wire) -> tuple[str, str, int, Any, tuple[int, ...], int]:
+def pointer(wire: Wire) -> tuple[str, str, int, Any, tuple[int, ...], int]:
     memory = wire.memory
     return wire.name, "cpu", 0, memory.dtype.type, memory.shape, memory.ctypes.data

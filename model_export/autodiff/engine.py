@@ -42,6 +42,7 @@ class Context:
         dropout_numbers: Mapping[str, int] | None = None,
         fixed_rows: Mapping[str, int] | None = None,
         heads: Mapping[str, Sequence[Head]] | None = None,
+        parts: Mapping[str, int] | None = None,
     ) -> None:
         self.emitter = emitter
         self.op = emitter.op
@@ -54,6 +55,7 @@ class Context:
         self.dropout_numbers = dropout_numbers or {}  # by output: which dropout of the whole model
         self.fixed_rows = fixed_rows or {}  # by weight: the row that looking up does not train (padding)
         self.heads = heads or {}  # by recurrent node: what its first steps gave, if that is known beforehand
+        self.parts = parts or {}  # by scope: in how many parts the tiles of a convolution go through
         self.saved: dict[str, Any] = {}  # by first output: what a lowering keeps for its rule
         self.channel_scales: dict[
             str, str

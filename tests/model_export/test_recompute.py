@@ -17,7 +17,7 @@ from edge_runtime.engine.session import RuntimeSettings, training_session
 from model_export.bundle import Choices, export_bundle, load_graph
 from model_export.graph import serialise
 from model_export.lifetimes import sizes_of, touched
-from model_export.recompute import SLOWER, Remade, choose_remade, remake
+from model_export.recompute import FAR, SLOWER, Remade, choose_remade, remake
 from model_export.source import ModelSource, load_source, module_source
 from model_export.training import training_graph
 from model_export.verify import TOLERANCE, verify_bundle
@@ -155,7 +155,7 @@ def test_what_is_made_again_comes_in_front_of_its_first_reader_together_with_wha
     info = onnx.helper.make_tensor_value_info
     ends = [[info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in names] for names in ("xw", ["loss", "gradient"])]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "train", *ends))
-    found = remake(model, [Remade(("turned",), ("turned",)), Remade(("active",), ("active",))]).graph.node
+    found = remake(model, [Remade(("turned",), ("turned",), True), Remade(("active",), ("active",), True)]).graph.node
     assert [node.output[0] for node in found[4:]] == ["other", "active.again1", "turned.again0", "first", "gradient"]
     assert [list(node.input) for node in found[5:]] == [
         ["product"],
@@ -164,6 +164,27 @@ def test_what_is_made_again_comes_in_front_of_its_first_reader_together_with_wha
         ["active.again1", "first"],
     ]
     assert all(node.name.startswith("backward") for node in found[4:]), "profiles tell the two passes by it"
+
+
+@pytest.mark.parametrize(("once", "copies"), [(True, 1), (False, 2)])
+def test_readers_far_apart_get_copies_of_their_own_unless_a_value_is_dear(once: bool, copies: int) -> None:
+    make = onnx.helper.make_node
+    nodes = [
+        make("Relu", ["x"], ["active"], "forward/a"),
+        make("ReduceSum", ["active"], ["loss"], "forward/b", keepdims=0),
+    ]
+    nodes += [make("Mul", ["active", "x"], ["v0"], "backward/c")]
+    nodes += [make("Neg", [f"v{i}"], [f"v{i + 1}"], f"backward/d{i}") for i in range(FAR + 1)]
+    nodes += [make("Mul", ["active", f"v{FAR + 1}"], ["gradient"], "backward/e")]
+    info = onnx.helper.make_tensor_value_info
+    ends = [[info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in names] for names in ("x", ["gradient"])]
+    graph = onnx.helper.make_graph(nodes, "train", *ends)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    found = remake(model, [Remade(("active",), ("active",), once)])
+    onnx.checker.check_model(found)
+    made = [node for node in found.graph.node if node.op_type == "Relu" and node.name.startswith("backward")]
+    assert len(made) == copies
+    np.testing.assert_array_equal(run(found)["gradient"], run(model)["gradient"])
 
 
 def test_a_bundle_says_its_plan_and_verifies_and_promises_less(tmp_path: Path) -> None:

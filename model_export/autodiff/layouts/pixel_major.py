@@ -13,7 +13,6 @@ from model_export.autodiff.layouts.tiles import (
     Size,
     forward_plan,
     gradient_plan,
-    make_tiles,
     pick,
     pixel_order,
     row_of_pixel,
@@ -156,8 +155,8 @@ def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
             dw = context.op("Gemm", _matrix(context, dy, features), taken, transA=1)
         else:
             plan = weight_plan(size, out, taps, stride, _pads(node))
-            tiles = make_tiles(context, node.input[0], plan, channels)
-            dw = tile_weight_gradient(context, tiles, dy, plan, features, channels)
+            with context.emitter.inside("weight"):
+                dw = tile_weight_gradient(context, node.input[0], dy, plan, features, channels)
         dw = _scaled(context, dw, scale, features, (channels, taps, taps))
     if context.wants(node, 0):
         weight = _scaled(context, weight, scale, features, (channels, taps, taps)) if scale else weight
@@ -173,7 +172,8 @@ def _input_gradient(
     if taps > 1:
         plan = gradient_plan(size, out, taps, stride, _pads(node))
         write_kernel = partial(transform_kernel, context, weight, plan, features, channels)
-        return tiled_product(context, dy, write_kernel, plan, features, channels)
+        with context.emitter.inside("input"):
+            return tiled_product(context, dy, write_kernel, plan, features, channels)
     product = context.op("MatMul", dy, _matrix(context, weight, channels))
     met = _strided_rows(size, out, stride)
     source = np.full(size[0] * size[1], len(met), np.int64)

@@ -182,14 +182,23 @@ def transform(context: Context, matrix: np.ndarray, x: str, split: int) -> str:
     return context.op("MatMul", constant, context.op("Reshape", across, np.array([size, -1], np.int64)))
 
 
-def make_tiles(context: Context, x: str, plan: TilePlan, channels: int) -> str:
-    """[pixels, N, C] -> transformed tiles [*positions, tiles * N, C]."""
-    taken = pick(context, x, plan.gathered(), plan.source[0] * plan.source[1])
-    return _as_tiles(context, transform(context, plan.bilinear.tile, taken, plan.split), plan, channels)
+def _make_tiles(context: Context, x: str, rows: np.ndarray, plan: TilePlan, channels: int) -> str:
+    """[pixels, N, C] -> transformed tiles [*positions, tiles * N, C], of some rows of tiles."""
+    taken = pick(context, x, rows.reshape(-1), plan.source[0] * plan.source[1])
+    tiles = transform(context, plan.bilinear.tile, taken, plan.split)
+    return context.op("Reshape", tiles, np.array([*plan.positions(), -1, channels], np.int64))
 
 
-def _as_tiles(context: Context, x: str, plan: TilePlan, channels: int) -> str:
-    return context.op("Reshape", x, np.array([*plan.positions(), -1, channels], np.int64))
+def _parts(context: Context, plan: TilePlan, channels: int, features: int) -> int:
+    """In how many parts the tiles of a convolution go through: as the memory plan has it, at least for large images."""
+    size = len(plan.bilinear.tile) ** 2 * len(plan.produced) // plan.edge**2 * max(channels, features)
+    wanted = context.parts.get(context.emitter.scope_name, 1)
+    return min(plan.down, max(wanted, -(-4 * USUAL_BATCH * size // MOST_TILES)))
+
+
+def _rows_of_tiles(places: np.ndarray, plan: TilePlan, parts: int) -> list[np.ndarray]:
+    """Divide what belongs to all tiles into that of some rows of tiles after the other."""
+    return np.array_split(places.reshape(-1, plan.down, plan.across), parts, axis=1)
 
 
 def transform_kernel(context: Context, weight: str, plan: TilePlan, features: int, channels: int) -> str:
@@ -209,13 +218,10 @@ def tiled_product(
 
     The tiles of a large image would take up to nine times its memory: some rows of them follow the others.
     """
-    gathered = plan.gathered().reshape(-1, plan.down, plan.across)
-    size = len(plan.bilinear.tile) ** 2 * len(plan.produced) // plan.edge**2 * max(channels, features)
-    parts = min(plan.down, -(-4 * USUAL_BATCH * size // MOST_TILES))
+    parts = _parts(context, plan, channels, features)
     images = []
-    for part in np.array_split(gathered, parts, axis=1):
-        taken = pick(context, x, part.reshape(-1), plan.source[0] * plan.source[1])
-        tiles = _as_tiles(context, transform(context, plan.bilinear.tile, taken, plan.split), plan, channels)
+    for part in _rows_of_tiles(plan.gathered(), plan, parts):
+        tiles = _make_tiles(context, x, part, plan, channels)
         rows = transform(context, plan.inverse, context.op("MatMul", tiles, write_kernel()), plan.split)
         shape = [(plan.edge * plan.split) ** 2, part.shape[1] * plan.across, -1]
         images.append(rows if parts == 1 else context.op("Reshape", rows, np.array(shape, np.int64)))
@@ -231,22 +237,31 @@ def turned(context: Context, x: str, plan: TilePlan) -> str:
     return context.op("Transpose", x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
-def tile_weight_gradient(context: Context, tiles: str, dy: str, plan: TilePlan, features: int, channels: int) -> str:
-    """[K, C, r, r]: the forward algorithm transposed, from transformed tiles of the input.
+def tile_weight_gradient(context: Context, x: str, dy: str, plan: TilePlan, features: int, channels: int) -> str:
+    """[K, C, r, r]: the forward algorithm transposed; what some rows of tiles give is added to that of the others.
 
     The gradient is turned before it is spread: it has fewer numbers then (4 for every 25, 16 for every 36).
     """
-    pixels = plan.target[0] * plan.target[1]
+    parts = _parts(context, plan, channels, features)
     raw = row_of_pixel(plan.target)[plan.produced]
-    outputs = np.array([plan.edge * plan.split * plan.edge, -1, features], np.int64)
-    columns = context.op("Transpose", context.op("Reshape", pick(context, dy, raw, pixels), outputs), perm=[0, 2, 1])
-    spread = transform(context, plan.inverse.T, columns, plan.split)
-    rows = context.op("Reshape", spread, np.array([*plan.positions(), features, -1], np.int64))
-    product = context.op("MatMul", rows, tiles)
-    if plan.split > 1:
-        product = context.op("ReduceSum", product, [1], keepdims=0)
-    flat = context.op("Reshape", product, np.array([plan.kernel.shape[0], features * channels], np.int64))
-    summed = context.op("MatMul", np.ascontiguousarray(plan.kernel.T, np.float32), flat)
+    sums = []
+    for taken, met in zip(_rows_of_tiles(plan.gathered(), plan, parts), _rows_of_tiles(raw, plan, parts), strict=True):
+        tiles = _make_tiles(context, x, taken, plan, channels)
+        product = context.op("MatMul", _spread(context, dy, met, plan, features), tiles)
+        if plan.split > 1:
+            product = context.op("ReduceSum", product, [1], keepdims=0)
+        flat = context.op("Reshape", product, np.array([plan.kernel.shape[0], features * channels], np.int64))
+        sums.append(context.op("MatMul", np.ascontiguousarray(plan.kernel.T, np.float32), flat))
+    summed = sums[0] if parts == 1 else context.op("Sum", *sums)
     edge = plan.bilinear.kernel.shape[1]
     back = context.op("Transpose", summed, perm=[1, 0])
     return context.op("Reshape", back, np.array([features, channels, edge, edge], np.int64))
+
+
+def _spread(context: Context, dy: str, met: np.ndarray, plan: TilePlan, features: int) -> str:
+    """[pixels, N, K] -> [*positions, K, tiles * N]: what each product of a tile contributes to the outputs."""
+    taken = pick(context, dy, met.reshape(-1), plan.target[0] * plan.target[1])
+    outputs = np.array([plan.edge * plan.split * plan.edge, -1, features], np.int64)
+    columns = context.op("Transpose", context.op("Reshape", taken, outputs), perm=[0, 2, 1])
+    spread = transform(context, plan.inverse.T, columns, plan.split)
+    return context.op("Reshape", spread, np.array([*plan.positions(), features, -1], np.int64))
