@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from model_export.source import ModelSource, Module
     from model_export.verify import Comparison
 
-TOLERANCE = 1e-4
+TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2  # of relative errors; the latter where values are kept as float16
 MOST_CLASSES = 1 << 20  # of a new head
 Progress = Callable[[str, int, int], None]  # what happens now, and how many of how many steps are done
 
@@ -103,24 +103,31 @@ class Bundle:
         self,
         source: str | None = None,
         *,
-        tolerance: float = TOLERANCE,
+        tolerance: float | None = None,
         batch: int = 4,
         progress: Progress = quiet,
     ) -> list[Comparison]:
         """Compare every layer, loss, gradient and statistic with the source; VerificationError if one differs.
 
-        `source` says where the model is now, if it moved: `file.py:factory` or `model.onnx`.
+        `source` says where the model is now, if it moved: `file.py:factory` or `model.onnx`. `tolerance`: the largest
+        relative error; without, what fits the bundle's memory plan.
         """
         results = self.compare(source, tolerance=tolerance, batch=batch, progress=progress)
-        refuse_differences(results, tolerance)
+        refuse_differences(results, self.tolerance if tolerance is None else tolerance)
         return results
 
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error that `verify` allows unless it is told another."""
+        return HALF_TOLERANCE if self.manifest.memory_plan == "half" else TOLERANCE
+
     def compare(
-        self, source: str | None = None, *, tolerance: float = TOLERANCE, batch: int = 4, progress: Progress = quiet
+        self, source: str | None = None, *, tolerance: float | None = None, batch: int = 4, progress: Progress = quiet
     ) -> list[Comparison]:
         """Return the differences that `verify` judges."""
         from model_export.verify import verify_bundle
 
+        tolerance = self.tolerance if tolerance is None else tolerance
         own = self._source if source is None else None
         return verify_bundle(
             self.path, source_reference=source, source=own, batch=batch, tolerance=tolerance, progress=progress
@@ -265,7 +272,7 @@ def export(
     `labels` is an array with labels of a batch, or one for each name, where a function's labels cannot be told.
 
     `memory_plan` says how much time training may give for memory: "fast" nothing, "balanced" about 3 %, "small" up to a
-    quarter. Gradients are the same bits in all three.
+    quarter; "half" is "balanced" with values kept as float16, for gradients that are less exact.
 
     `output` names the tensor that is trained, if the model returns several: a key, a field or a position. Without it
     `logits` is taken. `new_head` replaces the last dense layer of an ONNX file by one for that many classes.

@@ -39,7 +39,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Storage = Literal["float32", "float16", "int8", "int4"]  # of frozen weights
 MOST_RANK = 4096
-MemoryPlan = Literal["fast", "balanced", "small"]  # of training graphs: how much time they give for memory
+# Of training graphs: how much time they give for memory. `half`: as balanced, and values are kept as float16.
+MemoryPlan = Literal["fast", "balanced", "small", "half"]
 # Of `heads` each output has a loss of these, `own` is a function that was traced into graphs.
 LossName = Literal["cross_entropy", "bce_with_logits", "mse", "huber", "focal", "cosine", "heads", "own"]
 PLAIN_LOSSES: tuple[LossName, ...] = get_args(LossName)[:-2]

@@ -424,9 +424,7 @@ def _write_boundary(
         name = f"train.{stem}.onnx"
         cut = head_cut(graph, suffix, boundary)
         write = partial(training_graph, graph, suffix, source.loss, boundary.last_steps, cut, traced=traced)
-        planned = plan_memory(
-            lambda parts, alone: write(parts=parts, alone=alone), source.batch, SLOWER[choices.memory_plan]
-        )
+        planned = plan_memory(lambda parts, alone: write(parts=parts, alone=alone), source.batch, choices.memory_plan)
         (directory / name).write_bytes(serialise(planned.model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
         memory = step_memory(planned.model, graph.stored, planned.complete)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import onnx
 
+from federation.manifest import MemoryPlan
+from model_export.half_store import store_halves
 from model_export.lifetimes import NODE_BYTES, Size, alive_during, sizes_of, touched
-from model_export.recompute import AGAIN, choose_remade, remake
+from model_export.recompute import AGAIN, SLOWER, choose_remade, remake
 from model_export.shared_values import share_values
 
 LOWER, ATTEMPTS = 0.92, 6  # the share of a peak that more parts shall reach, and how often that is tried
@@ -31,17 +33,17 @@ class Planned:
     complete: Callable[[], onnx.ModelProto]  # makes the same graph with its stored weights inside
 
 
-def plan_memory(write: Write, batch: int, slower: float) -> Planned:
-    """Find the graph that takes least memory at a batch size, if a step may take the share `slower` longer."""
-    best = _written(write, {}, batch, slower)
-    if not slower:
+def plan_memory(write: Write, batch: int, plan: MemoryPlan) -> Planned:
+    """Find the graph that takes least memory at a batch size in the time that a plan gives."""
+    best = _written(write, {}, batch, plan)
+    if not SLOWER[plan]:
         return best
     sizes, size = _measured(best, batch)
     for _ in range(ATTEMPTS):
         parts = _more_parts(best, sizes, batch)
         if parts == best.parts:
             break
-        other = _written(write, parts, batch, slower)
+        other = _written(write, parts, batch, plan)
         other_sizes, other_size = _measured(other, batch)
         if other_size >= size:
             break
@@ -49,14 +51,22 @@ def plan_memory(write: Write, batch: int, slower: float) -> Planned:
     return best
 
 
-def _written(write: Write, parts: Parts, batch: int, slower: float) -> Planned:
+def _written(write: Write, parts: Parts, batch: int, plan: MemoryPlan) -> Planned:
     def shared(alone: bool) -> onnx.ModelProto:
         plain = write(parts, alone)
         return share_values(plain, sizes_of(plain, lambda: write(parts, True)), batch)
 
     plain = shared(alone=False)
-    remade = choose_remade(plain, batch, slower, lambda: shared(alone=True))
-    return Planned(remake(plain, remade), parts, lambda: remake(shared(alone=True), remade))
+    remade = choose_remade(plain, batch, SLOWER[plan], lambda: shared(alone=True))
+
+    def complete() -> onnx.ModelProto:
+        return remake(shared(alone=True), remade)
+
+    model = remake(plain, remade)
+    if plan != "half":
+        return Planned(model, parts, complete)
+    sizes = sizes_of(model, complete)
+    return Planned(store_halves(model, sizes, batch), parts, lambda: store_halves(complete(), sizes, batch))
 
 
 def _measured(planned: Planned, batch: int) -> tuple[Mapping[str, Size], int]:

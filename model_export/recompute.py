@@ -20,7 +20,7 @@ from model_export.graph import attribute, inputs_with_subgraphs
 from model_export.lifetimes import NODE_BYTES, Size, alive_before, not_in_arena, sizes_of, touched
 
 # By how much a step may become slower, by the model of time below.
-SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.05, "small": 0.25}
+SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.05, "small": 0.25, "half": 0.05}
 
 # Operators that give the same bits whenever they run on the same values.
 FREE = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Squeeze", "Unsqueeze"})
@@ -87,10 +87,10 @@ def choose_remade(
 
 def remake(model: onnx.ModelProto, chosen: Sequence[Remade]) -> onnx.ModelProto:
     """The same graph, in which the backward pass reads second copies of the chosen values."""
-    return _with_nodes(model, _Writer(list(model.graph.node), chosen).write())
+    return with_nodes(model, _Writer(list(model.graph.node), chosen).write())
 
 
-def _with_nodes(model: onnx.ModelProto, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
+def with_nodes(model: onnx.ModelProto, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]
@@ -102,7 +102,7 @@ def _again(name: str, number: int, copy: int) -> str:
     return f"{name}{AGAIN}{number}.{copy}" if copy else f"{name}{AGAIN}{number}"
 
 
-def _turn(nodes: Sequence[NodeProto]) -> int:
+def turn_of(nodes: Sequence[NodeProto]) -> int:
     """The number of the first node of the backward pass."""
     return next((i for i, node in enumerate(nodes) if node.name.startswith("backward")), len(nodes))
 
@@ -122,7 +122,7 @@ class _Writer:
         self.names: dict[str, str] = {}  # of copies: what they are copies of
 
     def write(self) -> list[NodeProto]:
-        turn = _turn(self._nodes)
+        turn = turn_of(self._nodes)
         self.written = list(self._nodes[:turn])
         for place, node in enumerate(self._nodes[turn:]):
             self._place = place
@@ -169,7 +169,7 @@ class _Search:
         self._batch = batch
         self._sizes = sizes
         self._nodes = list(model.graph.node)
-        turn = _turn(self._nodes)
+        turn = turn_of(self._nodes)
         self._maker = {name: number for number, node in enumerate(self._nodes) for name in node.output if name}
         self._given = not_in_arena(model)
         self._alive = alive_before(model, self._sizes, batch, turn)
@@ -203,7 +203,7 @@ class _Search:
         writer = _Writer(self._nodes, chosen)
         nodes = writer.write()
         sizes = {**self._sizes, **{again: self._sizes[name] for again, name in writer.names.items()}}
-        return NODE_BYTES * len(nodes) + touched(_with_nodes(self._model, nodes), sizes, self._batch)
+        return NODE_BYTES * len(nodes) + touched(with_nodes(self._model, nodes), sizes, self._batch)
 
     def _candidate(self, owner: str, names: Sequence[str]) -> _Candidate | None:
         size = self._sizes[owner].at(self._batch)

@@ -77,7 +77,11 @@ def export(
         str | None, typer.Option(help="Narrow models beside the boundaries, by their share of the channels: 0.45,0.2")
     ] = None,
     memory_plan: Annotated[
-        str, typer.Option(help="Time that training gives for memory: fast (none), balanced (3 %), small (up to 25 %).")
+        str,
+        typer.Option(
+            help="Time that training gives for memory: fast (none), balanced (3 %), small (up to 25 %); half: as "
+            "balanced, and values wait for the backward pass as float16."
+        ),
     ] = "balanced",
     engine: Annotated[str, typer.Option(help="portable, ort-training, or both: portable,ort-training")] = "portable",
     classes: Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from embrace.bundles import TOLERANCE, Bundle, refuse_differences
+from embrace.bundles import HALF_TOLERANCE, TOLERANCE, Bundle, refuse_differences
 from embrace.cli import show
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ def verify(
     source: Annotated[
         str | None, typer.Option(help="Where the model is now, if it moved: file.py:factory or model.onnx")
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest relative error allowed.")] = TOLERANCE,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help=f"Largest relative error allowed. Default: {TOLERANCE:g}; with memory plan half {HALF_TOLERANCE:g}.",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=2, help="Samples in each random batch.")] = 4,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -35,6 +41,7 @@ def verify(
     """
     bundle = Bundle(directory)  # a wrong directory is answered before PyTorch is loaded
     signer = bundle.signer
+    tolerance = bundle.tolerance if tolerance is None else tolerance
     with show.progress("verify") as report:
         results = bundle.compare(source, tolerance=tolerance, batch=batch, progress=report)
     if json_:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +14,10 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
+import embrace
+from embrace.bundles import TOLERANCE
 from model_export.bundle import load_graph
+from model_export.half_store import store_halves
 from model_export.lifetimes import NODE_BYTES, sizes_of, touched
 from model_export.memory_plan import Parts, plan_memory
 from model_export.recompute import SLOWER, choose_remade, remake
@@ -46,7 +50,7 @@ def test_parts_lower_the_peak_and_keep_the_gradients() -> None:
 
     plain = write({}, False)
     whole = remake(plain, choose_remade(plain, BATCH, SLOWER["balanced"]))
-    planned = plan_memory(write, BATCH, SLOWER["balanced"])
+    planned = plan_memory(write, BATCH, "balanced")
     onnx.checker.check_model(planned.model)
     assert max(planned.parts.values()) > 1
     assert memory(planned.model) < memory(whole)
@@ -59,7 +63,29 @@ def test_no_time_means_no_parts() -> None:
     source = module_source(wide(), input_shape=(3, 32, 32), batch=BATCH)
     graph, layers = load_graph(source)
     write = partial(training_graph, graph, layers, source.loss)
-    assert not plan_memory(lambda parts, alone: write(parts=parts, alone=alone), BATCH, SLOWER["fast"]).parts
+    assert not plan_memory(lambda parts, alone: write(parts=parts, alone=alone), BATCH, "fast").parts
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_values_kept_as_float16_take_less_and_give_nearly_the_same_gradients(name: str) -> None:
+    plain = plain_graph(name)
+    sizes = sizes_of(plain)
+    halved = store_halves(plain, sizes, BATCH)
+    onnx.checker.check_model(halved)
+    assert touched(halved, sizes_of(halved), BATCH) < touched(plain, sizes, BATCH)
+    before, after = run(plain), run(halved)
+    assert np.array_equal(before["loss"], after["loss"]), "the forward pass is what it was"
+    for output, value in before.items():
+        assert np.linalg.norm(after[output] - value) <= 2e-2 * np.linalg.norm(value), output
+    assert any(not np.array_equal(after[output], value) for output, value in before.items())
+
+
+def test_a_bundle_with_halves_says_so_and_verifies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    exported = embrace.export(wide(), tmp_path / "half", input_shape=(3, 16, 16), tiers={}, memory_plan="half")
+    assert exported.manifest.memory_plan == "half"
+    errors = [one.largest() for one in exported.verify()]
+    assert TOLERANCE < max(errors) < exported.tolerance
 
 
 @pytest.mark.parametrize("name", QUICK)
