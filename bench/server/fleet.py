@@ -40,11 +40,19 @@ from federation.job import plan_from, plan_to
 from federation.wire import encode_layers
 
 MOST_DEVICES, MOST_SECONDS = 20_000, 1800.0
-TRAINING = (2.0, 10.0)  # seconds that a device takes, at least and at most
 MOST_BETWEEN = 4.0  # seconds between heartbeats, which the lease would have every ten
 CONTROL, TRANSFER = 1 << 12, 1 << 17  # bytes that are read at once
 MEMORY, LATENCY = 1e9, 1.0  # the bars: bytes of the server, seconds of a control request
 KINDS = ("check-in", "heartbeat", "job")  # control requests
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long devices take, in seconds."""
+
+    arrive: float  # in which all come for the first time
+    least: float  # that a device trains
+    most: float
 
 
 @dataclass
@@ -68,9 +76,9 @@ class Seen:
 class Fleet:
     """The devices of one process."""
 
-    def __init__(self, port: int, body: bytes, headers: str, arrive: float, stop: Event) -> None:
+    def __init__(self, port: int, body: bytes, headers: str, times: Times, stop: Event) -> None:
         self._port = port
-        self._arrive = arrive
+        self._times = times
         self._body = memoryview(body)
         self._headers = headers
         self._stop = stop
@@ -85,7 +93,7 @@ class Fleet:
         await asyncio.gather(*devices, return_exceptions=True)
 
     async def _live(self, token: str) -> None:
-        await asyncio.sleep(random.uniform(0, self._arrive))
+        await asyncio.sleep(random.uniform(0, self._times.arrive))
         while True:
             try:
                 told = await self._check_in(token)
@@ -121,7 +129,7 @@ class Fleet:
                 began = time.perf_counter()
                 await server.ask(f"GET /v1/jobs/{task['job']}/versions/{task['version']}/weights")
                 self.seen.add("weights", began)
-            await asyncio.sleep(random.uniform(*TRAINING))
+            await asyncio.sleep(random.uniform(self._times.least, self._times.most))
             async with Connection(self._port, token, CONTROL) as server:
                 began = time.perf_counter()
                 answer = await server.try_to(f"PUT /v1/tasks/{task['id']}/update?next=1", self._headers, self._body)
@@ -147,11 +155,11 @@ class Fleet:
 
 
 def run_fleet(
-    port: int, tokens: Sequence[str], body: bytes, headers: str, arrive: float, stop: Event, answer: Any
+    port: int, tokens: Sequence[str], body: bytes, headers: str, times: Times, stop: Event, answer: Any
 ) -> None:
     """Run devices until told to stop, and say what they saw."""
     HERE.allow_open_files(len(tokens) + 256)
-    fleet = Fleet(port, body, headers, arrive, stop)
+    fleet = Fleet(port, body, headers, times, stop)
     asyncio.run(fleet.run(tokens))
     fleet.seen.cpu = time.process_time()
     answer.put(fleet.seen)
@@ -178,7 +186,7 @@ def measure(
     parameters: int,
     rounds: int,
     processes: int,
-    arrive: float,
+    times: Times,
     settings: Mapping[str, str],
     progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
@@ -206,7 +214,7 @@ def measure(
         watch, seen = Watch(process.pid), Seen()
         watch.look()
         began = time.perf_counter()
-        with _fleets(port, tokens, body, update_headers(body), processes, arrive, seen):
+        with _fleets(port, tokens, body, update_headers(body), processes, times, seen):
             while True:
                 asked = time.perf_counter()
                 found = _ask(admin, job, seen)
@@ -223,7 +231,7 @@ def measure(
     return {
         "devices": devices,
         "selected": selected,
-        "arrive": arrive,
+        "times": asdict(times),
         "parameters": parameters,
         "settings": dict(settings),
         "machine": machine(None),
@@ -247,13 +255,13 @@ def measure(
 
 @contextlib.contextmanager
 def _fleets(
-    port: int, tokens: Sequence[str], body: bytes, headers: str, processes: int, arrive: float, seen: Seen
+    port: int, tokens: Sequence[str], body: bytes, headers: str, processes: int, times: Times, seen: Seen
 ) -> Iterator[None]:
     """Let devices live in processes while the block runs; afterwards `seen` has what they saw."""
     context = multiprocessing.get_context("spawn")
     stop, answers = context.Event(), context.Queue()
     started = [
-        context.Process(target=run_fleet, args=(port, tokens[first::processes], body, headers, arrive, stop, answers))
+        context.Process(target=run_fleet, args=(port, tokens[first::processes], body, headers, times, stop, answers))
         for first in range(processes)
     ]
     for process in started:
@@ -341,16 +349,18 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=272_762)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arrive", type=float, default=60.0, help="seconds in which all come for the first time")
+    parser.add_argument("--training", default="2,10", help="seconds that a device takes, at least and at most")
     parser.add_argument("--processes", type=int, default=2, help="of simulated devices")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
     parser.add_argument("--out", type=Path, help="a file for every figure, as JSON")
     given = parser.parse_args()
     try:
         settings = dict(pair.split("=", 1) for pair in given.set)
-        sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes, given.arrive)
-        found = measure(*sizes, settings, lambda what: print(f"\r{what:<60}", end="", file=sys.stderr))
+        sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes)
+        times = Times(given.arrive, *map(float, given.training.split(",")))
+        found = measure(*sizes, times, settings, lambda what: print(f"\r{what:<60}", end="", file=sys.stderr))
         print(file=sys.stderr)
-    except (EmbraceError, ValueError) as error:
+    except (EmbraceError, TypeError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
