@@ -94,6 +94,15 @@ def producers(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
     return {name: node for node in nodes for name in node.output if name}
 
 
+def count_readers(nodes: Iterable[NodeProto], result: str) -> dict[str, int]:
+    """How often each value is read; the result is, once, from outside."""
+    readers = {result: 1}
+    for node in nodes:
+        for name in inputs_with_subgraphs(node):
+            readers[name] = readers.get(name, 0) + 1
+    return readers
+
+
 def needed_nodes(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
     """The nodes on which `outputs` depend, in their order: dead nodes go."""
     wanted, kept = set(outputs), []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from onnx import NodeProto, helper
 
-from model_export.graph import Shape, inputs_with_subgraphs, producers
+from model_export.graph import Shape, count_readers, producers
 
 GELU = "ExactGelu"
 
@@ -47,10 +47,7 @@ class _Forward:
         self.active = set(active)
         self._constants = constants
         self._makers = producers(nodes)
-        self._uses: dict[str, int] = {result: 1}
-        for node in nodes:
-            for name in inputs_with_subgraphs(node):
-                self._uses[name] = self._uses.get(name, 0) + 1
+        self._uses = count_readers(nodes, result)
 
     def scale_operand(self, node: NodeProto) -> None:
         """Move a factor behind a product of matrices to the smaller operand, where that is smaller than the product."""

@@ -20,7 +20,7 @@ from onnx import NodeProto, helper
 from model_export.autodiff.fewer_passes import GELU
 from model_export.autodiff.layouts.tiles import Size
 from model_export.autodiff.rules.convolution import Window, window_of
-from model_export.graph import Shape, attribute, attributes, inputs_with_subgraphs
+from model_export.graph import Shape, attribute, attributes, count_readers, inputs_with_subgraphs
 
 # Operators that treat every element alike, so that the layout does not matter.
 UNARY = {
@@ -282,10 +282,7 @@ def choose_layout(
     active: set[str],
 ) -> ImageLayout:
     """The same computation with images held in the faster order; `given` and `result` stay as they are."""
-    uses: dict[str, int] = {result: 1}
-    for node in nodes:
-        for name in inputs_with_subgraphs(node):
-            uses[name] = uses.get(name, 0) + 1
+    uses = count_readers(nodes, result)
     depthwise = any(node.op_type == "Conv" and int(attribute(node, "group", 1)) > 1 for node in nodes)
     layout = (ChannelLayout if depthwise else PixelLayout)(shapes, constants, set(active), uses)
     layout.rewrite(nodes, given)
