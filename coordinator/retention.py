@@ -9,6 +9,7 @@ has its turn.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ class Retention:
                 return
         found: list[Surplus] = []
         try:
+            with self._repository.begin() as session:
+                sweeps = self._repository.is_due(session, "swept", self._clock(), _DAY)
+            if sweeps and (count := self._blobs.remove_unnamed(time.time() - _DAY)):  # by the clock of the storage
+                log.info("removed what no key names", extra={"facts": {"objects": count}})
             for surplus in self.find():
                 self.remove(surplus, MOST_EVENTS)
                 found.append(surplus)

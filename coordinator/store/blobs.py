@@ -68,6 +68,9 @@ class Blobs(Protocol):
     def drop_deleted(self) -> None:
         """Let go of local copies of blobs that other processes have deleted."""
 
+    def remove_unnamed(self, before: float) -> int:
+        """Remove bytes older than a time that no key names: their writer was killed. Return how many there were."""
+
     def download_url(self, key: str) -> str | None:
         """Sign a URL from which a device can read a blob that is one file; None if it has to ask the coordinator."""
 
@@ -150,6 +153,10 @@ class DirectoryBlobs:
 
     def drop_deleted(self) -> None:
         """Nothing to do: there are no copies."""
+
+    def remove_unnamed(self, before: float) -> int:
+        """Nothing to do: a file has its key as its name."""
+        return 0
 
     def download_url(self, key: str) -> str | None:
         return None

@@ -36,6 +36,7 @@ from federation.wire import WireError
 SCHEME = "s3://"
 REFS, REF = "refs/", ".ref"  # a ref and those below its key differ in name, also where objects are files
 UPLOADS = "uploads/"
+OBJECTS = "objects/"
 IMMUTABLE = "public, max-age=31536000, immutable"  # an object never changes, and who has its URL may read it
 WINDOW = 900  # seconds in which all devices get the same URL of a blob
 READ_SECONDS = 4 * WINDOW  # for which it is good
@@ -168,6 +169,19 @@ class S3Blobs:
                 if known.isdisjoint(key.as_posix() for key in keys) and now - path.stat().st_mtime > LEFT_BEHIND:
                     path.unlink()
 
+    def remove_unnamed(self, before: float) -> int:
+        """A ref names only what was written just before it: what is old and has no ref now never gets one."""
+        start = f"{self._prefix}{OBJECTS}"
+        with _told(OBJECTS):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
+            rows = [row for page in pages for row in page.get("Contents", ())]
+        old = {str(row["Key"]).removeprefix(self._prefix) for row in rows if row["LastModified"].timestamp() < before}
+        for key in self._keys("") if old else ():
+            old -= {str(facts["object"]) for facts in (self._ref(key) or {}).values()}
+        for name in old:
+            self._remove(name)
+        return len(old)
+
     @contextmanager
     def _fetching(self, key: str) -> Iterator[None]:
         with self._mutex:
@@ -291,7 +305,7 @@ class S3Blobs:
         return {**facts, "object": name}
 
     def _new_object(self) -> str:
-        return f"objects/{secrets.token_hex(24)}"
+        return f"{OBJECTS}{secrets.token_hex(24)}"
 
     def _remove(self, name: str) -> None:
         with _told(name):

@@ -340,14 +340,33 @@ def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, m
 
 def test_old_versions_and_bodies_go_from_a_bucket(rclone: S3Server, tmp_path: Path) -> None:
     world = type("Own", (S3World,), {"url": f"s3://{BUCKET}/old", "keep": Keep(keep_versions=9)})(tmp_path / "old")
+
+    def stored() -> list[int]:
+        names = (key.rpartition("/")[2] for key in keys(rclone, "old/refs/jobs"))
+        return sorted(int(name.partition(".")[0]) for name in names if name.endswith(".safetensors.ref"))
+
     device, job = world.device(), world.job(num_rounds=4)
     rounds_of(world, [device], job, until=4)
     world.finish(job)
     write(world.coordinator._blobs, f"spool/{job}-0-0-1.aa.body", b"left behind")
-    assert len(keys(rclone, "old/refs/jobs")) == 5
+    assert stored() == [0, 1, 2, 3, 4]
     command = ("admin", "prune", "--data", world.root, "--database", database_url(world.root), "--blobs", world.url)
-    assert (run(*command, "--dry-run").code, len(keys(rclone, "old/refs/jobs"))) == (0, 5)
+    assert (run(*command, "--dry-run").code, stored()) == (0, [0, 1, 2, 3, 4])
     assert run(*command).code == 0
-    assert len(keys(rclone, "old/refs/jobs")) == 2 and keys(rclone, "old/refs/spool") == []
+    assert stored() == [3, 4] and keys(rclone, "old/refs/spool") == []
     assert world.weights_file(job)
     world.end()
+
+
+def test_objects_that_no_ref_names_go_once_they_are_old(server: S3Server, tmp_path: Path) -> None:
+    """A writer that is killed leaves bytes behind that no key names."""
+    prefix = f"unnamed-{tmp_path.name}"
+    blobs = S3Blobs(f"s3://{BUCKET}/{prefix}", tmp_path / "cache")
+    write(blobs, "spool/kept", b"kept")
+    blobs._upload(blobs.file("spool/kept"))
+    assert len(keys(server, f"{prefix}/objects/")) == 2
+    assert blobs.remove_unnamed(time.time() - 600) == 0 and len(keys(server, f"{prefix}/objects/")) == 2
+    assert blobs.remove_unnamed(time.time() + 600) == 1
+    blobs.drop("spool/kept")
+    assert blobs.file("spool/kept").read_bytes() == b"kept"
+    blobs.close()
