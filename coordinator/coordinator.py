@@ -504,6 +504,8 @@ class Coordinator:
                     self._draw_cohort(work, job, known)
                     seekers[job.id] = self._seekers(work, job, known)
             offers = {device: self._offer(work, device, seekers) for device in known}
+            if served := [device for device, offer in offers.items() if offer is not None]:
+                self.presence.took(work.session, served)
             idle = [device for device, offer in offers.items() if offer is None and device not in early]
             away = {device: ComeBack(seconds) for device, seconds in self._pacing.steer(work, idle).items()}
             refused = NotAllowed("this device was shut out")
@@ -577,7 +579,6 @@ class Coordinator:
         granted = next((effect.seat for effect in effects if isinstance(effect, cohort.GrantLease)), None)
         if granted is None:
             return None
-        self.presence.took(work.session, device)
         task = f"{job.id}-{state.round.number}-{granted.number}-{len(granted.holders)}"
         return TaskOffer(task, job.id, job.bundle, state.version, granted.until, encode_task(work.task(job, granted)))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy.orm import Session
@@ -33,6 +34,7 @@ from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.folding")
 BATCH = 16  # updates that are worth a sum, which is as large as two of them
+SAYS = 1.0  # seconds after which a worker that folds tells the database that it has not stalled
 MOST = 64  # updates of one sum: a worker that dies loses no more work than this
 
 
@@ -93,7 +95,7 @@ class PartialSums:
         updates: Sequence[UpdateRecord],
         known: Mapping[str, CheckedUpdate],
     ) -> RoundSums:
-        facts = job.state.facts
+        facts, said = job.state.facts, time.monotonic()
         if job.state.round.number != round.number:
             raise Superseded(f"round {round.number} of job {job.id} is over")
         sums = job.engine.sums(round.number, facts, count_draws(round), self._reached)
@@ -102,7 +104,9 @@ class PartialSums:
             checked = known.get(update.task) or check_again(job.engine, round, facts, update, self._bodies)
             with self._bodies.file(update).open("rb") as body:
                 sums.fold(checked, body, update.weight, seat.count, update.report)
-            claims.keep_claims(session)
+            if time.monotonic() - said >= SAYS:
+                claims.keep_claims(session)
+                said = time.monotonic()
         return sums
 
     def merge(self, job: OpenJob, updates: Sequence[UpdateRecord]) -> RoundSums | None:

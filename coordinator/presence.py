@@ -38,8 +38,8 @@ class Presence(Protocol):
     def came(self, session: Session, devices: Sequence[str], now: float) -> set[str]:
         """Note that devices ask for a task, or have answered one; return those that were told to come later."""
 
-    def took(self, session: Session, device: str) -> None:
-        """Note that a device has a task: until it comes back there is no use in another for it."""
+    def took(self, session: Session, devices: Sequence[str]) -> None:
+        """Note that devices have a task: until one comes back there is no use in another for it."""
 
     def left(self, device: str) -> None:
         """Note that a device hung up or did not come for a task: it is gone unless a request of its waits."""
@@ -94,9 +94,9 @@ class OwnPresence:
         self._away.clear()
         self._working.clear()
 
-    def took(self, session: Session, device: str) -> None:
+    def took(self, session: Session, devices: Sequence[str]) -> None:
         with self._lock:
-            self._working.add(device)
+            self._working.update(devices)
 
     def left(self, device: str) -> None:
         with self._lock:
@@ -163,8 +163,8 @@ class SharedPresence:
         self._repository.set_here(session, devices, until=now + STAYS, besides=(now + HERE, now + STAYS))
         return early
 
-    def took(self, session: Session, device: str) -> None:
-        self._repository.set_here(session, [device], until=0.0)
+    def took(self, session: Session, devices: Sequence[str]) -> None:
+        self._repository.set_here(session, devices, until=0.0)
 
     def left(self, device: str) -> None:
         with self._repository.begin() as session:

@@ -118,11 +118,14 @@ async def baseline_round(port: int, load: Load, devices: int) -> None:
         await server.ask("POST /close")
 
 
-async def embrace_round(port: int, load: Load, devices: Sequence[str], headers: str, version: int) -> None:
-    """Run a round of a job, from the first request for a task to the first task with a version after `version`."""
+async def embrace_round(ports: Sequence[int], load: Load, devices: Sequence[str], headers: str, version: int) -> None:
+    """Run a round of a job, from the first request for a task to the first task with a version after `version`.
+
+    Devices are dealt to the ports, one process behind each.
+    """
     gate = asyncio.Semaphore(load.at_once)
 
-    async def device(token: str) -> None:
+    async def device(port: int, token: str) -> None:
         task = await _task(port, token)
         async with gate, Connection(port, token) as server:
             found = await server.ask(f"GET /v1/jobs/{task['job']}/versions/{task['version']}/weights")
@@ -130,8 +133,8 @@ async def embrace_round(port: int, load: Load, devices: Sequence[str], headers: 
                 raise LoadError(f"the weights have {found.size} bytes; expected {len(load.body)}")
             await server.ask(f"PUT /v1/tasks/{task['id']}/update", headers, memoryview(load.body))
 
-    await _all([device(token) for token in devices])
-    following = await _task(port, devices[0])  # a lease of the next round, in which it asks again
+    await _all([device(ports[number % len(ports)], token) for number, token in enumerate(devices)])
+    following = await _task(ports[0], devices[0])  # a lease of the next round, in which it asks again
     if following["version"] != version + 1:
         raise LoadError(f"the next task has version {following['version']}; expected {version + 1}")
 

@@ -127,12 +127,12 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         stack.callback(admin.close)
         plan = plan_from({"bundle": "bench", "num_rounds": rounds + 1, "participate": {"count": devices}})
         bundle = admin.send_bundle(folder / "bundle")
-        tokens = _enrol(url, admin, devices)
+        tokens = enrol(url, admin, devices)
         job = str(admin.call("POST", "/jobs", json={"bundle": bundle, "plan": plan_to(plan)})["id"])
         headers = update_headers(load.body)
         watch = Watch(process.pid)
         for version in range(rounds):
-            watch.round(embrace_round(port, load, tokens, headers, version))
+            watch.round(embrace_round([port], load, tokens, headers, version))
         row = watch.row("embrace", devices, parameters)
         result = folder / "result"
         admin.save_weights(job, rounds, result)
@@ -140,7 +140,7 @@ def _run_embrace(folder: Path, devices: int, parameters: int, rounds: int, at_on
         return row
 
 
-def _enrol(url: str, admin: Client, devices: int) -> list[str]:
+def enrol(url: str, admin: Client, devices: int) -> list[str]:
     """Enrol new devices and return their tokens."""
     invitation = admin.call("POST", "/enrolments", json={"uses": devices, "seconds": 3600})["token"]
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {invitation}"}, timeout=30) as http:

@@ -33,16 +33,21 @@ class Watch:
 
     def round(self, round: Awaitable[None]) -> None:
         cpu, began = cpu_seconds(self._pid), time.perf_counter()
-        try:
-            asyncio.run(_in_time(round))
-        except OSError as error:
-            raise LoadError(f"a device lost its connection: {error}") from None
+        run_round(round)
         self._seconds.append(time.perf_counter() - began)
         self._cpu.append(cpu_seconds(self._pid) - cpu)
 
     def row(self, server: Name, devices: int, parameters: int) -> ServerRow:
         peak = process_memory(self._pid, "VmHWM")
         return ServerRow(server, devices, parameters, self._seconds, self._cpu, self._idle, peak)
+
+
+def run_round(round: Awaitable[None]) -> None:
+    """Let devices do a round, in the time that one may take."""
+    try:
+        asyncio.run(_in_time(round))
+    except OSError as error:
+        raise LoadError(f"a device lost its connection: {error}") from None
 
 
 async def _in_time(round: Awaitable[None]) -> None:

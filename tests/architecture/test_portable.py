@@ -43,6 +43,7 @@ ALLOWED = {
     "bench/fleet.py": {"SIGSTOP", "SIGCONT"},
     "bench/processes.py": {"sysconf"},
     "bench/server/process.py": {"sysconf"},
+    "bench/server/scaling.py": {"getloadavg", "sched_getaffinity", "sched_setaffinity", "sysconf"},
     "bench/server/services.py": {"geteuid"},
 }
 

@@ -27,6 +27,10 @@ def server(
     flower_python: Annotated[
         Path | None, typer.Option(help="A Python that has flwr, to compare with. Default: none.")
     ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(help="Compare numbers of processes on a PostgreSQL that is started for it: 1,2."),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the time of a round: FILE.png")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a report: FILE.md")] = None,
@@ -36,11 +40,18 @@ def server(
     Beside a bare baseline, the least a server can do: read each body, write it to a file, add it to a vector.
 
     Example: embrace bench server --devices 8,128,512 --parameters 272762 --plot server.png
+
+    Example: embrace bench server --processes 1,2 --devices 128 --parameters 272762 --rounds 5
     """
     check_targets(plot, out)
     if folder is not None and not folder.is_dir():
         raise InputError(f"--folder {folder}: expected a directory that exists")
     wanted = {"--devices": numbers("--devices", devices), "--parameters": numbers("--parameters", parameters)}
+    if processes is not None:
+        count, size = wanted.values()
+        options = {"rounds": rounds, "at_once": at_once, "folder": folder}
+        _compare_processes(numbers("--processes", processes), count, size, options, json_, out)
+        return
     with show.progress("bench") as progress:
         from bench.server.measure import bench_server
 
@@ -55,6 +66,57 @@ def server(
     if plot is not None:
         draw(found, plot)
     deliver(report_of(found, plot), out, summary(found) if json_ else None)
+
+
+def _compare_processes(
+    processes: list[int],
+    devices: list[int],
+    parameters: list[int],
+    options: dict[str, Any],
+    json_: bool,
+    out: Path | None,
+) -> None:
+    from bench.server.scaling import BAR, bench_scaling
+    from edge_runtime.machine import describe_device
+
+    rows, bars = [], []
+    with show.progress("bench") as progress:
+        for size, count in [(size, count) for size in parameters for count in devices]:
+            found = bench_scaling(processes, count, size, progress=progress, **options)
+            rows += found
+            one, two = (next((row for row in found if row.processes == number), None) for number in (1, 2))
+            if one is not None and two is not None:
+                load = f"{count} devices, {size:,} parameters: 2 processes / 1"
+                for what, value in (
+                    ("updates / s", two.rate / one.rate),
+                    ("by CPU", two.rate_by_cpu / one.rate_by_cpu),
+                ):
+                    verdict = "met" if value >= BAR else "missed"
+                    bars.append(f"{load}, {what}: {value:.2f}, at least {BAR:g}: {verdict}")
+    title = "Rounds of several processes on one PostgreSQL, as many cores as processes"
+    columns = (
+        *("parameters", "devices", "processes", "round s", "updates / s", "CPU ms / update: processes"),
+        *("PostgreSQL", "devices", "updates / s by CPU", "load"),
+    )
+    cells = [
+        (
+            f"{row.parameters:,}",
+            str(row.devices),
+            str(row.processes),
+            f"{row.round_seconds:.2f}",
+            f"{row.rate:.1f}",
+            " + ".join(f"{1e3 * cpu:.1f}" for cpu in row.servers),
+            f"{1e3 * row.database:.1f}",
+            f"{1e3 * row.devices_cpu:.1f}",
+            f"{row.rate_by_cpu:.0f}",
+            f"{row.load:.1f}",
+        )
+        for row in rows
+    ]
+    machine = {key: value for key, value in describe_device().items() if "torch" not in key and "onnx" not in key}
+    report = BenchReport(title, [TextTable(title, columns, cells, 3)], machine, bars)
+    summary = {"device": machine, "cases": [asdict(row) for row in rows], "bars": bars} if json_ else None
+    deliver(report, out, summary)
 
 
 def numbers(option: str, text: str) -> list[int]:
