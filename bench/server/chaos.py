@@ -69,6 +69,7 @@ class Fleet:
     manifest: Manifest
     job: str
     acknowledged: list[str] = field(default_factory=list)  # tasks
+    direct: list[str] = field(default_factory=list)  # tasks whose bytes may go past the coordinators
     declined: list[tuple[str, str]] = field(default_factory=list)  # tasks, and why
     errors: list[str] = field(default_factory=list)
     ends: threading.Event = field(default_factory=threading.Event)
@@ -91,11 +92,17 @@ def work(fleet: Fleet, token: str) -> None:
                 offer = client.next_task(5.0)
                 if offer is None:
                     continue
-                found = b"".join(client.weights(offer.job, offer.version, 0, size))
+                found = b"".join(client.weights(offer.job, offer.version, 0, size, offer.storage))
                 vector = update_of(offer, np.frombuffer(found, "<f4", offset=size - 4 * fleet.manifest.space.size))
                 report = Report("done", offer.work["boundary"], "portable", "fast", offer.version, 1, 1, 1, 1.0, 1.0)
-                client.send_update(offer.id, lambda: encode_layers(fleet.manifest.space, 0, vector), report)  # noqa: B023
+                client.send_update(
+                    offer.id,
+                    lambda: encode_layers(fleet.manifest.space, 0, vector),  # noqa: B023
+                    report,
+                    storage=offer.storage is not None,
+                )
                 fleet.acknowledged.append(offer.id)
+                fleet.direct += [offer.id] if offer.storage is not None else []
             except Declined as refusal:
                 fleet.declined.append((offer.id if offer else "", f"{refusal.answer} {refusal.reason}: {refusal}"))
                 time.sleep(0.2)
@@ -216,6 +223,7 @@ def run_chaos(folder: Path, agents: int, seconds: float, every: float, workers: 
         "starts": {service.name: service.starts for service in services},
         "rounds": version,
         "acknowledged": len(fleet.acknowledged),
+        "direct": len(fleet.direct),
         "lost": lost,
         "short_rounds": short,
         "declined": dict(Counter(why.partition(":")[0] for _, why in fleet.declined)),
