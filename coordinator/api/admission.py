@@ -11,7 +11,6 @@ these at once. Whose token it is, is found out before that: no such client keeps
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import re
 from collections import Counter, deque
@@ -42,7 +41,8 @@ LOOK_UPS_OF_ADDRESS = 128  # tokens of clients that the coordinator does not kno
 LOOK_UPS = 2  # tokens that the database is asked for at a time: threads stay for devices that are known
 PATIENCE = 0.25  # seconds in which a request has to move so many bytes, or it loses its place
 LEAST_MOVED = 1 << 16
-LONGEST_WAIT = 1.0  # seconds for a place
+LONGEST_WAIT = 1.0  # seconds for a place; after that requests go on without, one after the other
+BETWEEN = 0.02  # seconds from one of these to the next: those that waited together do not begin together
 PLACE = "embrace.place"  # the key of the scope
 
 Kind = Literal["working", "waiting", "brief", "unknown", "operations", "looked up"]
@@ -78,37 +78,47 @@ class Places:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[float, asyncio.Future[bool]]] = deque()  # until when, and whether it is a place
+        self._timer: asyncio.TimerHandle | None = None  # of the first that waits
 
     async def take(self, transfer: Transfer) -> Place | None:
         """Wait for a place; None if that takes too long, and the request goes on without."""
         if self._free > 0:
             self._free -= 1
             return Place(self, transfer)
-        offered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(offered)
+        loop = asyncio.get_running_loop()
+        offered: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append((loop.time() + LONGEST_WAIT, offered))
+        if self._timer is None:
+            self._timer = loop.call_later(LONGEST_WAIT, self._let_on)
         try:
-            done, _ = await asyncio.wait([offered], timeout=LONGEST_WAIT)
+            return Place(self, transfer) if await offered else None
         except BaseException:
-            if not offered.cancel():  # it was given a place that no request will leave
+            if not offered.cancelled() and offered.result():  # it was given a place that no request will leave
                 self.pass_on()
             raise
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(offered)
-        if done:
-            return Place(self, transfer)
-        offered.cancel()
-        return None
 
     def pass_on(self) -> None:
         """Give a place that was left to the next request that still waits."""
         while self._waiting:
-            offered = self._waiting.popleft()
+            _, offered = self._waiting.popleft()
             if not offered.done():
-                offered.set_result(None)
+                offered.set_result(True)
                 return
         self._free += 1
+
+    def _let_on(self) -> None:
+        """Let the first request that has waited too long go on without a place."""
+        self._timer = None
+        while self._waiting and self._waiting[0][1].done():  # it was cancelled
+            self._waiting.popleft()
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        rest = self._waiting[0][0] - loop.time()
+        if rest <= 0:
+            self._waiting.popleft()[1].set_result(False)
+        self._timer = loop.call_later(max(rest, BETWEEN), self._let_on)
 
 
 class Place:

@@ -171,6 +171,26 @@ def test_a_body_that_is_not_wanted_is_not_read(server: LiveServer) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 404 ")
 
 
+def test_requests_that_waited_too_long_together_do_not_go_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr(admission, "BETWEEN", 3600.0)
+    monkeypatch.setattr(admission, "PATIENCE", 3600.0)
+
+    async def play() -> None:
+        places = Places(1)
+        first = await places.take(moving())
+        waiting = [asyncio.ensure_future(places.take(moving())) for _ in range(3)]
+        assert await waiting[0] is None
+        await asyncio.sleep(0.2)
+        assert not waiting[1].done() and not waiting[2].done()
+        waiting[1].cancel()
+        assert first is not None
+        first.leave()
+        assert isinstance(await waiting[2], Place)
+
+    asyncio.run(play())
+
+
 def test_a_place_that_is_offered_to_a_cancelled_request_goes_to_the_next() -> None:
     async def play() -> None:
         places = Places(1)
