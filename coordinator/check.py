@@ -174,15 +174,14 @@ class Check:
         if not version or not before or not self._versions.weights(job.id, version).is_file():
             return 0
         if not self._versions.sums(job.id, version).is_file():
-            if engine.plan.serve.combine == "mean":
+            if self._summary(job, version - 1).get("sums_kept"):
                 raise EmbraceError("the sums that it was made of are not there")
             return 0
         stored = read_sums(self._versions.sums(job.id, version), engine.space)
         if stored.round != version - 1:
             raise EmbraceError(f"its sums are those of round {stored.round}; expected {version - 1}")
-        with self._repository.reading() as session:
-            facts = self._repository.facts_after(session, job.id, version - 2)
-        sums = stored.as_round(engine, engine.facts_of(version - 1, facts))
+        facts = engine.facts_of(version - 1, self._summary(job, version - 2).get("facts"))
+        sums = stored.as_round(engine, facts)
         with tempfile.TemporaryDirectory(prefix="embrace-check-") as folder:
             again = Versions(own := DirectoryBlobs(Path(folder)))
             for kind, path in before.items():
@@ -197,6 +196,10 @@ class Check:
                     what = "weights are" if kind == "weights" else "state is"
                     raise EmbraceError(f"its {what} not what version {version - 1} and the sums of its round make")
         return 1
+
+    def _summary(self, job: JobRecord, round: int) -> dict[str, Any]:
+        with self._repository.reading() as session:
+            return self._repository.summary(session, job.id, round)
 
 
 def _dangling() -> Iterator[tuple[str, Select[Any]]]:

@@ -385,7 +385,8 @@ class FoldWorker:
                 values = {f"device_{name}": scores.get(name) for name in ("accuracy", "mean_loss")}
                 why = self._best.record(work, job.id, version - 1, job.engine.plan.evaluate, values)
             job_state = self._repository.job_state(work.session, job.id)
-            work.advance(job, rounds.Committed(), summary={**told, "facts": asdict(facts)})
+            kept = job.engine.plan.serve.combine == "mean"  # an earlier program kept no sums, and says nothing of them
+            work.advance(job, rounds.Committed(), summary={**told, "facts": asdict(facts), "sums_kept": kept})
             work.change(job, version=version, facts=facts)
             work.note(job, "RoundCommitted", {"round": number, "version": version, **told})
             over = job_state in FINISHED or number + 1 >= job.engine.plan.num_rounds or why is not None

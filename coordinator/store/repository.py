@@ -21,6 +21,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     tuple_,
     update,
 )
@@ -71,6 +72,7 @@ _SEAT: Final = (
 MOST_MATCHES = 50
 MOST_PROFILES = 4096  # different ones that are kept decoded
 _AT_ONCE = 500  # ids in one statement
+_ADD_UNLESS_THERE: Final = text("INSERT INTO meta (key, value) VALUES (:key, :value) ON CONFLICT DO NOTHING")
 _FAILURES: Final = ("TaskFailed", "RejectUpdate", "DeviceBenched")  # kinds of events
 _READ_HERE: Final = ("JobCreated", "JobState", "Evaluated")  # kinds of events that are looked up, and stay
 _ALIVE: Final = "alive"  # when a process was last at work; kept where several share the database
@@ -164,10 +166,9 @@ class Repository:
         before = session.scalar(select(META.c.value).where(META.c.key == key).with_for_update())
         if before is not None and 0 <= now - float(before) < every:
             return False
-        if before is None:
-            self.add_meta(session, key, str(now))
-        else:
-            session.execute(update(META).where(META.c.key == key).values(value=str(now)))
+        if before is None:  # two processes may find this at once: the one whose row it becomes does the work
+            return _count(session.execute(_ADD_UNLESS_THERE, {"key": key, "value": str(now)})) > 0
+        session.execute(update(META).where(META.c.key == key).values(value=str(now)))
         return True
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -235,11 +236,10 @@ class Repository:
         mine = select(func.count()).select_from(ROUNDS).where(ROUNDS.c.job == job, ROUNDS.c.state == "committed")
         return session.scalar(mine) or 0
 
-    def facts_after(self, session: Session, job: str, number: int) -> dict[str, Any] | None:
-        """Read the facts that a round left behind."""
+    def summary(self, session: Session, job: str, number: int) -> dict[str, Any]:
+        """Read what a round came to; nothing if there is no such round."""
         mine = select(ROUNDS.c.summary).where(ROUNDS.c.job == job, ROUNDS.c.number == number)
-        found: dict[str, Any] | None = (session.scalar(mine) or {}).get("facts")
-        return found
+        return session.scalar(mine) or {}
 
     def newest_rounds(self, session: Session, job: str, count: int) -> list[RoundRecord]:
         newest = select(ROUNDS).where(ROUNDS.c.job == job).order_by(ROUNDS.c.number.desc()).limit(count)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 
+from coordinator.store.schema import ROUNDS
 from tests.coordinator.databases import database_url
 from tests.coordinator.harness import ALL_THREE, TIERS, World
 from tests.embrace.cli.conftest import Answer, run
@@ -52,6 +53,19 @@ def test_a_sound_coordinator_is_found_sound(world: World, algorithm: str) -> Non
 def test_a_median_has_nothing_to_add_up(world: World) -> None:
     trained(world, serve={"combine": "median"})
     assert (check(world).code, check(world).json["jobs"][0]["computed"]) == (0, 0)
+
+
+def test_a_version_of_an_earlier_program_has_no_sums(world: World) -> None:
+    """Nor says its round that they were kept: nothing is wrong, and nothing is computed again."""
+    job = trained(world)
+    world.files.version(job, 3).with_suffix(".sums").unlink()
+    with world.sessions.begin() as session:
+        for number, summary in session.execute(select(ROUNDS.c.number, ROUNDS.c.summary)).all():
+            earlier = {name: value for name, value in summary.items() if name != "sums_kept"}
+            session.execute(update(ROUNDS).where(ROUNDS.c.number == number).values(summary=earlier))
+    answer = check(world)
+    assert answer.json["wrong"] == [] and answer.code == 0
+    assert (answer.json["jobs"][0]["versions"], answer.json["jobs"][0]["computed"]) == (2, 0)
 
 
 HARM: dict[str, Callable[[World, str], str]] = {}

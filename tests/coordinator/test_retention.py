@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event
 
 from coordinator import retention
 from coordinator.retention import Keep
+from coordinator.store.database import open_database
+from coordinator.store.repository import Repository
 from federation.job import plan_from
-from tests.coordinator.databases import database_url, query
+from tests.coordinator.databases import about_postgresql, database_url, query
 from tests.coordinator.harness import World, place_bundle, serving
 from tests.embrace.cli.conftest import run
+from tests.waiting import PATIENCE
 
 DAY = 86_400.0
 ALWAYS = {"JobCreated", "JobState", "Evaluated"}
@@ -190,3 +196,28 @@ def test_a_directory_that_is_none_is_refused_and_left_alone(tmp_path: Path) -> N
     answer = run("admin", "prune", "--data", tmp_path)
     assert answer.code == 2 and "coordinator.db" in answer.error
     assert list(tmp_path.iterdir()) == []
+
+
+@about_postgresql
+def test_of_two_processes_that_begin_to_prune_at_once_one_does(world: World) -> None:
+    """The second finds no row either, and adds one while the transaction of the first goes on."""
+    first, second = world.coordinator.repository, Repository(open_database(database_url(world.root)))
+    adds, answers = threading.Event(), []
+
+    def look(*statement: Any) -> None:
+        if statement[2].startswith("INSERT"):
+            adds.set()
+
+    def ask() -> None:
+        with second.begin() as session:
+            answers.append(second.is_due(session, "anything", world.now, retention.EVERY))
+
+    event.listen(second.engine, "before_cursor_execute", look)
+    asks = threading.Thread(target=ask)
+    with first.begin() as session:
+        assert first.is_due(session, "anything", world.now, retention.EVERY)
+        asks.start()
+        assert adds.wait(PATIENCE)
+    asks.join(PATIENCE)
+    second.close()
+    assert answers == [False]
