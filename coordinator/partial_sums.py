@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -34,7 +34,6 @@ from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.folding")
 BATCH = 16  # updates that are worth a sum, which is as large as two of them
-SAYS = 1.0  # seconds after which a worker that folds tells the database that it has not stalled
 MOST = 64  # updates of one sum: a worker that dies loses no more work than this
 
 
@@ -74,7 +73,7 @@ class PartialSums:
                 return []
             self._reached("after-claim")
             sums = self._sum(session, job, round, updates, known)
-            self._bodies.keep_sum(job.id, number, name, sums)
+            claims.keep_claims_while(session, lambda: self._bodies.keep_sum(job.id, number, name, sums))
             self._reached("after-sum")
             folded = [update.task for update in updates]
             record = SumRecord(name, job.id, number, len(updates), self._units.clock())
@@ -95,18 +94,18 @@ class PartialSums:
         updates: Sequence[UpdateRecord],
         known: Mapping[str, CheckedUpdate],
     ) -> RoundSums:
-        facts, said = job.state.facts, time.monotonic()
+        facts = job.state.facts
         if job.state.round.number != round.number:
             raise Superseded(f"round {round.number} of job {job.id} is over")
         sums = job.engine.sums(round.number, facts, count_draws(round), self._reached)
-        for update in updates:
-            seat = round.slots[update.slot]
+
+        def fold(update: UpdateRecord) -> None:
             checked = known.get(update.task) or check_again(job.engine, round, facts, update, self._bodies)
             with self._bodies.file(update).open("rb") as body:
-                sums.fold(checked, body, update.weight, seat.count, update.report)
-            if time.monotonic() - said >= SAYS:
-                claims.keep_claims(session)
-                said = time.monotonic()
+                sums.fold(checked, body, update.weight, round.slots[update.slot].count, update.report)
+
+        for update in updates:
+            claims.keep_claims_while(session, partial(fold, update))
         return sums
 
     def merge(self, job: OpenJob, updates: Sequence[UpdateRecord]) -> RoundSums | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from coordinator.arrivals import Arrivals, Verdict
 from coordinator.jobs import OpenJob
@@ -47,8 +48,8 @@ class UploadedChecks:
             claimed = claims.claim_unchecked(session, job.id, job.state.round.number, MOST, besides)
             for update in claimed:
                 try:
-                    found.append((update, self._arrivals.examine(update)))
+                    verdict = claims.keep_claims_while(session, partial(self._arrivals.examine, update))
+                    found.append((update, verdict))
                 except OSError as error:
                     found.append((update, error))
-                claims.keep_claims(session)
         return found

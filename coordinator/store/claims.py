@@ -6,13 +6,18 @@ others (SKIP LOCKED). SQLite has one process and no such locks.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, cast
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, CursorResult, Select, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.store.schema import SUMS, UPDATES, SumRecord, UpdateRecord
+
+Answer = TypeVar("Answer")
+SAYS = 1.0  # seconds after which a process tells the database again that it has not stalled
+LONGEST = 1800.0  # seconds after which a call counts as stalled
 
 
 def count_to_fold(session: Session, job: str, number: int) -> int:
@@ -34,9 +39,19 @@ def claim_unchecked(session: Session, job: str, number: int, most: int, besides:
     return _claim(session, free.where(UPDATES.c.task.not_in(besides)), most)
 
 
-def keep_claims(session: Session) -> None:
-    """Tell the database that this process is at work on what it has claimed."""
-    session.execute(select(1))
+def keep_claims_while(session: Session, call: Callable[[], Answer]) -> Answer:
+    """Call in a thread what may take long, and tell the database meanwhile that this process is at work.
+
+    A process that is stopped tells nothing, nor does one whose call does not end: they lose what they have claimed.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(call)
+        for _ in range(int(LONGEST / SAYS)):
+            wait([called], SAYS)
+            session.execute(select(1))
+            if called.done():
+                break
+        return called.result()
 
 
 def add_sum(session: Session, record: SumRecord, tasks: Collection[str]) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session
 from coordinator import folding, partial_sums
 from coordinator.errors import Superseded
 from coordinator.partial_sums import PartialSums
-from coordinator.store import claims
+from coordinator.store import claims, database
 from coordinator.store.bodies import Bodies
 from coordinator.store.database import sqlite_url
 from coordinator.store.schema import UpdateRecord
@@ -27,6 +28,7 @@ from tests.coordinator import harness
 from tests.coordinator.databases import about_postgresql, database_url, query
 from tests.coordinator.harness import ALL_THREE, ROOT, TIERS, Files, World, end_process, start_server
 from tests.coordinator.test_takeover import ROUNDS, Second, Start, expected, fleet, second, start_job, version_of
+from tests.coordinator.test_uploaded_updates import complete, put
 from tests.waiting import PATIENCE, wait_until
 
 __all__ = ["second"]  # a fixture
@@ -297,6 +299,44 @@ def test_an_update_is_in_one_sum_only(world: World, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Superseded):
         other.fold(opened, {})
     assert query(world.root, "SELECT updates FROM sums") == [(1,)]
+
+
+@pytest.fixture
+def hasty(make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> World:
+    """A coordinator from which the database takes a transaction in which nothing happens for a second."""
+    monkeypatch.setattr(database, "STUCK", "1s")
+    monkeypatch.setattr(claims, "SAYS", 0.2)
+    return make_world()
+
+
+def slowly(call: Callable[..., Any]) -> Callable[..., Any]:
+    def slow(*given: Any) -> Any:
+        time.sleep(2.5)
+        return call(*given)
+
+    return slow
+
+
+@about_postgresql
+@pytest.mark.parametrize("what", ["keep_sum", "file"])
+def test_slow_storage_takes_no_claim(hasty: World, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(Bodies, what, slowly(getattr(Bodies, what)))
+    (device,), job = hasty.fleet("strong"), hasty.job(num_rounds=1)
+    hasty.send(device, hasty.offers([device])[device])
+    hasty.settle()
+    assert hasty.state(job)["version"] == 1 and "CloseFailed" not in hasty.kinds(job)
+
+
+@about_postgresql
+def test_slow_storage_takes_no_claim_of_what_is_checked(hasty: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bodies, "take_upload", slowly(Bodies.take_upload))
+    (device,), job = hasty.fleet("strong"), hasty.job(num_rounds=1)
+    offer = hasty.offers([device])[device]
+    body = harness.body_of(hasty.manifest, offer)
+    put(hasty, offer.id, body)
+    complete(hasty, device, offer, body)
+    hasty.settle()
+    assert hasty.state(job)["version"] == 1
 
 
 # --- what cannot be started ------------------------------------------------------------------------------------------
