@@ -262,6 +262,8 @@ class Arrivals:
                 raise WireError("the body has another sha256 than its device said")
         except InputError as error:  # its round may be over since
             return error
+        except FileNotFoundError as error:  # to wait for it is useless, and its device is not to blame
+            return InputError(f"the update of task {update.task} is lost: {error}")
         self._reached("after-check")
         return verdict
 

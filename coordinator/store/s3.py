@@ -107,16 +107,20 @@ class S3Blobs:
 
     def _fetch(self, key: str, path: Path) -> Path:
         refs = self._refs(key)
-        if not refs:
-            return path
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-        try:
-            for own, files in refs.items():
-                for name, facts in files.items():
-                    self._download(facts, draft / own.removeprefix(key).strip("/") / name)
-            draft.rename(path)
-        finally:
-            self._local.delete(str(draft.relative_to(self._local.root)))
+        while refs:
+            draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+            try:
+                for own, files in refs.items():
+                    for name, facts in files.items():
+                        self._download(facts, draft / own.removeprefix(key).strip("/") / name)
+                draft.rename(path)
+                break
+            except FileNotFoundError:  # lost, unless another process has replaced or deleted the blob meanwhile
+                before, refs = refs, self._refs(key)
+                if refs == before:
+                    raise
+            finally:
+                self._local.delete(str(draft.relative_to(self._local.root)))
         return path
 
     def link(self, key: str, other: str) -> None:
@@ -220,25 +224,32 @@ class S3Blobs:
         return self._sign("PUT", UPLOADS + key, time.time(), WRITE_SECONDS, headers) if self.has_uploads else None
 
     def take_upload(self, key: str, size: int, sha256: str) -> None:
-        """Copy the upload first: its device could write to it again while it is looked at, or later."""
         if self._ref(key) is None:
-            if (found := self._size_of(UPLOADS + key)) != size:
+            if (found := self._size_of(UPLOADS + key)) == size:
+                self._take(key, {"object": UPLOADS + key, "bytes": size, "sha256": sha256})
+            elif self._ref(key) is None:  # else another process has taken it in between
                 uploaded = "nothing" if found is None else f"{found} bytes"
                 raise WireError(f"{uploaded} instead of {size} bytes lie in the object storage")
-            facts = self._copy({"object": UPLOADS + key, "bytes": size, "sha256": sha256})
-            draft = self._local.draft(key, f".{secrets.token_hex(4)}.part")
+        self.file(key)  # the upload stays until the blob was read
+        self._remove(UPLOADS + key)
+
+    def _take(self, key: str, upload: dict[str, Any]) -> None:
+        """Copy the upload first: its device could write to it again while it is looked at, or later."""
+        facts = self._copy(upload)
+        draft = self._local.draft(key, f".{secrets.token_hex(4)}.part")
+        try:
             try:
                 self._download(facts, draft)
-                self._write_ref(key, {"": facts})
-                draft.replace(self._local.file(key))
             except BaseException as error:
-                draft.unlink(missing_ok=True)
                 with suppress(StoreAway):
                     self._remove(facts["object"])
                 if isinstance(error, Altered):
                     raise WireError("what lies in the object storage has another sha256 than its device said") from None
                 raise
-        self._remove(UPLOADS + key)
+            self._write_ref(key, {"": facts})  # if this fails the ref may be there all the same: the object stays
+            draft.replace(self._local.file(key))
+        finally:
+            draft.unlink(missing_ok=True)
 
     def uploads(self, folder: str) -> Sequence[str]:
         return [name.removeprefix(UPLOADS) for name in self._objects(f"{UPLOADS}{folder}/")]
@@ -282,11 +293,15 @@ class S3Blobs:
         return {"object": name, "sha256": digest.hexdigest(), "bytes": size}
 
     def _download(self, facts: dict[str, Any], to: Path) -> None:
-        """Read an object into a file; it has to be what was written."""
+        """Read an object into a file; it has to be what was written. FileNotFoundError: it is lost, not away."""
         to.parent.mkdir(parents=True, exist_ok=True)
         digest, left = hashlib.sha256(), int(facts["bytes"])
         with _told(facts["object"]), to.open("wb") as file:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + facts["object"])
+            try:
+                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + facts["object"])
+            except self._client.exceptions.NoSuchKey:
+                why = f"bucket {self._bucket} has lost an object"
+                raise FileNotFoundError(errno.ENOENT, why, facts["object"]) from None
             for part in answer["Body"].iter_chunks(1 << 20):
                 digest.update(part)
                 left -= len(part)

@@ -21,6 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
+from coordinator.errors import StoreAway
 from coordinator.store import s3
 from coordinator.store.presign import Credentials, presign
 from coordinator.store.s3 import S3Blobs
@@ -410,6 +411,68 @@ def test_retries_and_lost_answers_are_harmless(served: Served) -> None:
         assert device.complete(name, body).status_code == 201
     plain = device.client.put(f"/v1/tasks/{device.offer.id}/update", content=body, headers=report_header())
     assert (plain.status_code, plain.json()["reason"]) == (409, "duplicate")
+
+
+def test_a_ref_that_is_written_but_not_answered_keeps_its_object(server: S3Server, prefix: str, tmp_path) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions", reason="boto3 is missing: make test-scale")
+    key, body = "spool/a-0-0-1.x.body", b"an update"
+    said = (key, len(body), hashlib.sha256(body).hexdigest())
+    with closing(S3Blobs(prefix, tmp_path / "one")) as blobs, closing(S3Blobs(prefix, tmp_path / "two")) as other:
+        assert httpx.put(str(blobs.upload_url(key, len(body))), content=body).is_success
+        put = blobs._client.put_object
+
+        def lose_answer(**request: Any) -> None:
+            put(**request)
+            raise exceptions.ReadTimeoutError(endpoint_url="storage")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blobs._client, "put_object", lose_answer)
+            with pytest.raises(StoreAway):
+                blobs.take_upload(*said)
+        assert list(blobs.uploads("spool")) == [key], "what was not read yet stays"
+        blobs.take_upload(*said)
+        assert blobs.file(key).read_bytes() == other.file(key).read_bytes() == body
+        assert list(blobs.uploads("spool")) == []
+
+
+def test_an_upload_that_another_process_takes_meanwhile_is_not_missed(server: S3Server, prefix: str, tmp_path) -> None:
+    key, body = "spool/a-0-0-1.x.body", b"an update"
+    said = (key, len(body), hashlib.sha256(body).hexdigest())
+    with closing(S3Blobs(prefix, tmp_path / "one")) as blobs, closing(S3Blobs(prefix, tmp_path / "two")) as other:
+        assert httpx.put(str(blobs.upload_url(key, len(body))), content=body).is_success
+        size_of = blobs._size_of
+
+        def look_late(name: str) -> int | None:
+            other.take_upload(*said)
+            return size_of(name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blobs, "_size_of", look_late)
+            blobs.take_upload(*said)
+        assert blobs.file(key).read_bytes() == body
+
+
+def test_an_update_that_the_storage_has_lost_is_not_waited_for(served: Served, server: S3Server, prefix: str) -> None:
+    """Its seat is free for another device, and its own is not to blame."""
+    device = served.take()
+    body = body_of(served.world.manifest, device.offer)
+    name = device.put(body)
+    key = f"spool/{device.offer.id}.{name}.body"
+    with closing(S3Blobs(prefix, served.world.root / "other")) as other:
+        facts = set(keys(server, f"{below(prefix)}/objects/"))
+        other.take_upload(key, len(body), hashlib.sha256(body).hexdigest())
+        (lost,) = set(keys(server, f"{below(prefix)}/objects/")) - facts
+        server.client().delete_object(Bucket=BUCKET, Key=lost)
+        other.drop(key)
+        with pytest.raises(FileNotFoundError, match="has lost an object"):
+            other.file(key)
+    assert device.complete(name, body).status_code in (404, 409)
+    again = served.take(1)
+    good = body_of(served.world.manifest, again.offer)
+    assert again.complete(again.put(good), good).status_code == 201
+    served.wait_for(1)
+    events = served.site.server.coordinator.events(served.job, 0)[0]
+    assert "TaskFailed" not in [event["kind"] for event in events]
 
 
 def test_a_device_that_never_completes_holds_nothing_up(
