@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,12 +14,14 @@ from coordinator.errors import NotAllowed
 from coordinator.news import News
 from coordinator.presence import PRESENCE
 from coordinator.sessions import ADMIN_KEY, Sessions
+from coordinator.store.postgresql import send_news
 from coordinator.store.repository import Repository
 from coordinator.store.schema import DeviceRecord
 from federation.axes.cover import DeviceProfile
 from federation.errors import InputError
 from federation.identity import check_name, device_id, free_name
 
+log = logging.getLogger("embrace.registry")
 MOST_KNOWN = 65_536
 NOT_INVITED = "this enrolment token is unknown, used up or expired"
 
@@ -46,6 +49,25 @@ class Registry:
             return self.set_admin_token()
         self._admin = token_hash(token)
         return token
+
+    def take_admin_token(self, token: str) -> None:
+        """Let a token that was given be the administrator's, in all processes, in place of one from before."""
+        hashed = token_hash(token)
+        try:
+            with self._repository.begin() as session:
+                before = self._repository.meta(session, ADMIN_KEY)
+                if before is None:
+                    self._repository.add_meta(session, ADMIN_KEY, hashed)
+                elif before != hashed:
+                    self._repository.change_meta(session, ADMIN_KEY, hashed)
+                    if self._repository.is_shared:
+                        send_news(session, News(lost=True).encode())
+        except IntegrityError:  # another process has set one just now
+            self.take_admin_token(token)
+            return
+        self._admin = hashed
+        if before not in (None, hashed):
+            log.warning("the administrator's token is the one that was given; the one from before has ended")
 
     def is_known_admin(self, token: str) -> bool:
         """Whether this is the administrator's token, by what was read of the database before."""
@@ -119,6 +141,7 @@ class Registry:
         """Learn of sessions that ended in another process; if news were missed, ask the database about every token."""
         self.sessions.heard(news)
         if news.lost:
+            self._admin = ""
             self._known.clear()
 
     def name_of(self, device: str) -> str:

@@ -46,6 +46,7 @@ class Settings:
     blobs: str | None = None  # s3://BUCKET/PREFIX, or the path of a folder that processes share; None: in the directory
     workers: int = 1  # that fold updates in this process, where processes share the database; 0: others do
     storage_url: str | None = None  # where devices reach the bucket's server, if that is elsewhere; none: nowhere
+    admin_token_file: str | None = None  # with the administrator's token; None: made once, kept in the directory
     requests_per_second: float = 50.0  # of one device
     concurrent_requests: int = 1024  # that are answered at the same time
     waiting_requests: int = 8192  # ... that wait for a task or for events

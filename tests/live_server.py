@@ -167,7 +167,7 @@ def live_server(
         url = re.search(r"coordinator: (\S+)", printed)
         token = re.search(r"embrace_enrol_[\w-]+", printed)
         assert url and token
-        admin = (data / "admin.token").read_text().strip()
+        admin = Path(str(settings.get("admin_token_file", data / "admin.token"))).read_text().strip()
         running = LiveServer(url[1], token[0], admin, process, printed, log)
         try:
             yield running

@@ -158,7 +158,7 @@ class Repository:
         if before is None:
             self.add_meta(session, _ALIVE, str(now))
             return None
-        session.execute(update(META).where(META.c.key == _ALIVE).values(value=str(max(now, float(before)))))
+        self.change_meta(session, _ALIVE, str(max(now, float(before))))
         return float(before)
 
     def is_due(self, session: Session, key: str, now: float, every: float) -> bool:
@@ -168,7 +168,7 @@ class Repository:
             return False
         if before is None:  # two processes may find this at once: the one whose row it becomes does the work
             return _count(session.execute(_ADD_UNLESS_THERE, {"key": key, "value": str(now)})) > 0
-        session.execute(update(META).where(META.c.key == key).values(value=str(now)))
+        self.change_meta(session, key, str(now))
         return True
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -590,6 +590,9 @@ class Repository:
 
     def add_meta(self, session: Session, key: str, value: str) -> None:
         session.execute(insert(META), {"key": key, "value": value})
+
+    def change_meta(self, session: Session, key: str, value: str) -> None:
+        session.execute(update(META).where(META.c.key == key).values(value=value))
 
     def census(self, session: Session, since: float, now: float) -> dict[str, Any]:
         """Count jobs by state, devices, those heard of since then or away as of now, and committed rounds."""

@@ -82,6 +82,7 @@ def serve(
 
     Example: embrace serve --data coordinator --backup coordinator.tar
     """
+    from coordinator.credentials import read_token
     from coordinator.server import Server
     from coordinator.settings import load_settings
     from edge_runtime.files import sole_user
@@ -107,9 +108,10 @@ def serve(
     if backup is not None:
         _back_up(data, settings, backup)
         return
+    secret = None if settings.admin_token_file is None else read_token(Path(settings.admin_token_file))
     with sole_user(data / "coordinator.lock", f"{data} is in use: another coordinator runs on it"):
         server = Server(data, settings)
-        server.run(lambda url: _welcome(server, data, devices, url))  # tokens are made once it listens
+        server.run(lambda url: _welcome(server, data, secret, devices, url))  # tokens are made once it listens
 
 
 def _back_up(data: Path, settings: Settings, file: Path) -> None:
@@ -130,26 +132,17 @@ def _back_up(data: Path, settings: Settings, file: Path) -> None:
     )
 
 
-def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
+def _welcome(server: Server, data: Path, secret: str | None, devices: int, url: str) -> None:
     from coordinator.settings import is_exposed
-    from edge_runtime.files import replacing
 
-    screen, admin = show.console(), server.registry.set_admin_token()
+    screen = show.console()
     if is_exposed(server.settings):
         screen.print(
             f"warning: {server.settings.host} is visible to other machines and there is no TLS: the network between "
             "can read the tokens, and browsers other than this machine's do not train (--tls auto)",
             style="yellow",
         )
-    file = data / "admin.token"
-    if admin is not None:
-        with replacing(file, mode=0o600) as draft:
-            draft.write(f"{admin}\n".encode())
-        screen.print(f"administrator's token, made now and kept only here: {file}", markup=False)
-    elif file.exists():
-        screen.print(f"administrator's token, as before: {file}", markup=False)
-    else:  # the administrator may keep the token elsewhere
-        screen.print(f"administrator's token, as before; it is not in {file} any more", markup=False)
+    screen.print(f"administrator's token, {_set_admin_token(server, data / 'admin.token', secret)}", markup=False)
     if devices:
         enrolment = server.registry.invite(devices, 7 * 86400)
         screen.print(f"enrolment token for {devices} devices, valid for 7 days: {enrolment}", markup=False)
@@ -157,6 +150,23 @@ def _welcome(server: Server, data: Path, devices: int, url: str) -> None:
     if server.lan is not None:
         _explain_trust(screen, server.lan, url)
     screen.print(f"coordinator: {url}\ndashboard: {url}/\nAPI documentation: {url}/docs", markup=False)
+
+
+def _set_admin_token(server: Server, file: Path, secret: str | None) -> str:
+    """Take the administrator's token that was given, or make one if there is none; say where it is."""
+    from edge_runtime.files import replacing
+
+    if secret is not None:
+        server.registry.take_admin_token(secret)
+        return f"as given: {server.settings.admin_token_file}"
+    made = server.registry.set_admin_token()
+    if made is not None:
+        with replacing(file, mode=0o600) as draft:
+            draft.write(f"{made}\n".encode())
+        return f"made now and kept only here: {file}"
+    if file.exists() and server.registry.is_known_admin(file.read_text("utf-8", "replace").strip()):
+        return f"as before: {file}"
+    return f"as before; it is not in {file} any more"  # the administrator may keep it elsewhere
 
 
 def _explain_trust(screen: Console, lan: LanCertificate, url: str) -> None:

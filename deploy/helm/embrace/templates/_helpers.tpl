@@ -9,6 +9,10 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{- define "embrace.adminSecret" -}}
+{{ .Values.adminToken.secret | default (printf "%s-admin" .Release.Name) }}
+{{- end }}
+
 {{- define "embrace.pod" -}}
 securityContext:
   runAsNonRoot: true
