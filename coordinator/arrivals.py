@@ -15,7 +15,7 @@ from typing import Any
 from coordinator import standings
 from coordinator.body_check import read_body
 from coordinator.credentials import new_id
-from coordinator.errors import NotFound, Refused
+from coordinator.errors import NotChecked, NotFound, Refused
 from coordinator.jobs import CheckUpdate, FoldUpdate, OpenJob, OpenJobState, ReachPoint, UnitOfWork, Units
 from coordinator.presence import Presence
 from coordinator.store.bodies import Bodies
@@ -76,7 +76,8 @@ class Uploaded:
     report: dict[str, Any]
 
 
-Verdict = CheckedUpdate | InputError  # what is known about a sound update, or why it is none
+# What is known about a sound update; why it is none (WireError), or not this process's to judge; or that it is lost.
+Verdict = CheckedUpdate | InputError | FileNotFoundError
 
 
 def job_of(task: str) -> str:
@@ -111,7 +112,7 @@ class Arrivals:
             with self._repository.reading() as session:
                 known = self._repository.update(session, task)
             if known is not None and known.device == device:  # its round may be over since
-                raise Refused("this update has arrived already", "duplicate")
+                raise _arrived_already(known.checked)
             self._refresh(job_of(task))
             job, seat, _ = self.held(device, task)
             return self._receiving(task, job, job.state, seat)
@@ -170,7 +171,7 @@ class Arrivals:
             if isinstance(effect, cohort.RejectUpdate):
                 return Refused(f"the update of task {task} does not count: {effect.reason}", effect.reason)
             if isinstance(effect, cohort.AlreadyAccepted):  # twice at once
-                return Refused("this update has arrived already", "duplicate")
+                return _arrived_already(effect.seat.state == "arrived")
         work.add_update(update)
         # In front: if this is the last of a round, it is folded before the round is closed.
         work.outbox[:0] = [ReachPoint("after-record"), FoldUpdate(job, update, arrival.checked)]
@@ -253,7 +254,7 @@ class Arrivals:
         return None if why is None else WireError(why)
 
     def examine(self, update: UpdateRecord) -> Verdict:
-        """Check an update that was uploaded. OSError: it cannot be read now."""
+        """Check an update that was uploaded. OSError: it cannot be read now, or (FileNotFoundError) is lost."""
         try:
             job, seat, _ = self.held(update.device, update.task)
             decoder = self._receiving(update.task, job, job.state, seat).decoder
@@ -262,17 +263,21 @@ class Arrivals:
                 raise WireError("the body has another sha256 than its device said")
         except InputError as error:  # its round may be over since
             return error
-        except FileNotFoundError as error:  # to wait for it is useless, and its device is not to blame
-            return InputError(f"the update of task {update.task} is lost: {error}")
         self._reached("after-check")
         return verdict
 
-    def settle(self, update: UpdateRecord, verdict: Verdict) -> None:
-        """Let an update that was checked count, or remove it; nothing happens if another process has done so."""
+    def settle(self, update: UpdateRecord, verdict: Verdict) -> bool:
+        """Let an update that was checked count, or remove it; nothing happens if another process has done so.
+
+        False: it is to be looked at again, because this process did not know of its seat when it looked.
+        """
         with self._units.begin(update.job) as work:
             known = self._repository.update(work.session, update.task)
             if known is None or known.checked:
-                return
+                return True
+            judged = isinstance(verdict, (CheckedUpdate, WireError, FileNotFoundError))
+            if not judged and self._is_awaited(update):
+                return False
             counts = self._decide(work, update, verdict)
             if counts:
                 self._repository.mark_checked(work.session, update.task)
@@ -280,6 +285,19 @@ class Arrivals:
                 self._repository.delete_updates(work.session, [update.task])
         if not counts:
             self._bodies.delete_all([update])
+        return True
+
+    def _is_awaited(self, update: UpdateRecord) -> bool:
+        try:
+            _, seat, attempt = self.held(update.device, update.task)
+        except (NotFound, Refused):
+            return False
+        return seat.state == "uploaded" and attempt == len(seat.holders)
+
+    def awaits_checks(self, job: OpenJob) -> bool:
+        """Whether a job is open, and its round waits for verdicts."""
+        round = job.state.round
+        return self._jobs.get(job.id) is job and round.state == "collecting" and round.slots.uploaded > 0
 
     def _decide(self, work: UnitOfWork, update: UpdateRecord, verdict: Verdict) -> bool:
         """Tell the round of a verdict; return whether the update counts."""
@@ -344,6 +362,12 @@ def _row(work: UnitOfWork, job: OpenJob, seat: cohort.Seat, sent: Arrival | Uplo
         body=sent.own_name,
         checked=checked,
     )
+
+
+def _arrived_already(checked: bool) -> EmbraceError:
+    if checked:
+        return Refused("this update has arrived already", "duplicate")
+    return NotChecked("this update lies in object storage and is being checked; try again in a moment")
 
 
 def _samples(report: dict[str, Any], most: int) -> int:

@@ -35,6 +35,12 @@ class Superseded(EmbraceError):
     status: ClassVar[int] = 503
 
 
+class NotChecked(EmbraceError):
+    """An update lies in object storage, and it is open whether it counts: to be asked again."""
+
+    status: ClassVar[int] = 503
+
+
 class StoreAway(OSError):
     """The object storage does not answer, or not with what was written: to be tried again."""
 

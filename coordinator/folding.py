@@ -50,6 +50,7 @@ MOST_WORDS = 500  # characters of an error that a job keeps
 PAUSE = 5.0  # seconds without an update, after which a partial sum is made of fewer than a batch
 GRACE = 1.0  # seconds that other processes have to fold what they received, when a round closes
 PATIENCE = 30.0  # seconds after which it is said that a round waits for them
+NO_WORKER = "this process runs with --workers 0: is there an `embrace worker` on this database?"
 Item = CheckUpdate | FoldUpdate | FinishRound | LookAfter | DeleteBodies
 
 
@@ -166,8 +167,9 @@ class FoldWorker:
             case LookAfter(job, all):
                 self._look_after(job, all)
             case DeleteBodies(job, updates):
-                for known in (self._folded, self._received, self._awaited):
-                    known.pop(job, None)
+                if job is not None:
+                    for known in (self._folded, self._received, self._awaited):
+                        known.pop(job, None)
                 self._bodies.delete_all(updates)
                 self._bodies.delete_sums(updates)
 
@@ -195,14 +197,30 @@ class FoldWorker:
 
     def _check_uploaded(self, job: OpenJob) -> None:
         """Check what was uploaded and does not count yet; what cannot be checked now, later."""
-        if not self._folds or not job.state.round.slots.uploaded:
+        if not self._checks.are_awaited(job):
+            return
+        if not self._folds:
+            self._watch_uploaded(job)
             return
         try:
             self._checks.run(job)
         except OperationalError as error:
             log.warning("job %s: updates could not be checked yet: %s", job.id, error)
-        if job.state.round.slots.uploaded:  # another process may have died at them
+        if self._checks.are_awaited(job):  # another process may have died at them
             self._rechecks[job] = self._units.clock() + TRY_AGAIN
+
+    def _watch_uploaded(self, job: OpenJob) -> None:
+        """Say if no other process checks what was uploaded, and say it again from time to time."""
+        if job in self._rechecks:
+            return
+        round, now = job.state.round, self._units.clock()
+        told_at = PATIENCE + min(seat.since for seat in round.slots if seat.state == "uploaded")
+        if now >= told_at:
+            log.warning(
+                "job %s: round %s waits for %s updates to be checked", job.id, round.number, round.slots.uploaded
+            )
+            log.warning(NO_WORKER)
+        self._rechecks[job] = told_at if now < told_at else now + PATIENCE
 
     # --- partial sums ------------------------------------------------------------------------------------------------
 
@@ -255,7 +273,7 @@ class FoldWorker:
             awaited.since = now
             log.warning("job %s: round %s waits for updates to be folded", job.id, job.state.round.number)
             if not self._folds:
-                log.warning("this process runs with --workers 0: is there an `embrace worker` on this database?")
+                log.warning(NO_WORKER)
         return None
 
     # --- sums of one process -----------------------------------------------------------------------------------------

@@ -170,8 +170,8 @@ class LookAfter:  # other processes have changed it: fold what has arrived, and 
 
 
 @dataclass(frozen=True)
-class DeleteBodies:  # of a job that is over, behind what is being folded
-    job: OpenJob
+class DeleteBodies:  # behind what is being folded
+    job: OpenJob | None  # that is over; None: it goes on without them
     updates: tuple[UpdateRecord, ...]
 
 
@@ -302,6 +302,8 @@ class UnitOfWork:
         overdue = any(isinstance(effect, rounds.WaitForUpdates) for effect in effects)
         if (freed or round.state == "closing") and not isinstance(event, rounds.DevicesLeft):
             self._blame(job, before, round)
+        if before.slots.uploaded:
+            self._drop_unchecked(job, before, round)
         for effect in effects:
             self._tell(job, effect, now)
             if isinstance(effect, rounds.CloseRound):
@@ -361,6 +363,16 @@ class UnitOfWork:
                 self.failed(job, seat.member.device, standings.LOST, "it was not heard of during its task")
             elif seat.state == "offered" and (now.state == "expired" or (closes and now.state == "offered")):
                 self.outbox.append(MissedOffer(seat.member.device))
+
+    def _drop_unchecked(self, job: OpenJob, before: rounds.Round, after: rounds.Round) -> None:
+        """Remove updates that were not checked in time. Their devices are not to blame."""
+        gone = ("expired", "offered") if after.state == "collecting" else ("expired", "offered", "uploaded")
+        seats = [seat for seat, now in zip(before.slots, after.slots) if seat.state == "uploaded" and now.state in gone]
+        tasks = [f"{job.id}-{before.number}-{seat.number}-{len(seat.holders)}" for seat in seats]
+        updates = [update for task in tasks if (update := self._repository.update(self.session, task)) is not None]
+        if updates:
+            self._repository.delete_updates(self.session, [update.task for update in updates])
+            self.outbox.append(DeleteBodies(None, tuple(updates)))
 
     def task(self, job: OpenJob, seat: cohort.Seat) -> Task:
         """Say what the device of a seat does."""

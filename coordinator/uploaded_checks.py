@@ -34,11 +34,18 @@ class UploadedChecks:
         unread: set[str] = set()
         while verdicts := self._examine(job, unread):
             for update, verdict in verdicts:
-                if isinstance(verdict, OSError):
+                if isinstance(verdict, FileNotFoundError):
+                    log.warning("task %s: its update is lost, and its seat is free again: %s", update.task, verdict)
+                elif isinstance(verdict, OSError):
                     log.warning("task %s: its update could not be checked yet: %s", update.task, verdict)
                     unread.add(update.task)
-                else:
-                    self._arrivals.settle(update, verdict)
+                    continue
+                if not self._arrivals.settle(update, verdict):
+                    unread.add(update.task)
+
+    def are_awaited(self, job: OpenJob) -> bool:
+        """Whether a job is open and has something to check."""
+        return self._arrivals.awaits_checks(job)
 
     def _examine(self, job: OpenJob, besides: set[str]) -> list[tuple[UpdateRecord, Verdict | OSError]]:
         """Check updates without recording anything."""

@@ -19,6 +19,7 @@ from federation.errors import InputError, OutOfMemory
 from federation.manifest import Manifest
 
 _NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
+CHECK: Final = 600.0  # seconds in which an update that was uploaded is checked; after that its seat is free again
 SeatState = Literal["offered", "leased", "uploaded", "arrived", "expired", "failed"]
 Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
 
@@ -43,14 +44,14 @@ class Seat:
     """A slot of a cohort and the device in it: offered, leased, arrived; or expired or failed, and free for another.
 
     Between lease and arrival it may be uploaded: what the device sent lies in object storage and is not checked yet.
-    Such a seat does not run out, and its update does not count.
+    Its update does not count. Where no verdict comes such a seat runs out, too, whatever its device says.
     """
 
     number: int
     member: Member  # whose turn it is, or was last
     count: int = 1  # times that its update counts
     state: SeatState = "offered"
-    until: float = 0.0  # offer and lease: when they run out
+    until: float = 0.0  # offer, lease and check: when they run out
     holders: tuple[str, ...] = ()  # all devices that took it; the last of n holds attempt n
     since: float = 0.0  # when it came into its state
     seconds: float | None = None  # from the lease to the update
@@ -70,8 +71,16 @@ class Seat:
 
     @property
     def running(self) -> bool:
-        """Whether it will run out."""
+        """Whether its device is awaited."""
         return self.state in ("offered", "leased")
+
+    def is_over(self, now: float) -> bool:
+        """Whether its offer, its lease or the time for its check has run out."""
+        return self.until <= now and self.runs_out
+
+    @property
+    def runs_out(self) -> bool:
+        return self.running or self.state == "uploaded"
 
     @property
     def answered(self) -> bool:
@@ -123,8 +132,9 @@ class Seat:
             return self, RejectUpdate(device, "duplicate" if own else "late")
         if self.state != "leased":
             return self, RejectUpdate(device, "expired")
-        seat = replace(self, state="arrived" if checked else "uploaded", since=now, seconds=now - self.since)
-        return seat, AcceptUpdate(seat) if checked else HoldUpdate(seat)
+        seat = replace(self, state="arrived", since=now, seconds=now - self.since)
+        held = replace(seat, state="uploaded", until=now + CHECK)
+        return (seat, AcceptUpdate(seat)) if checked else (held, HoldUpdate(held))
 
     def found_sound(self, device: str, attempt: int, now: float, *, closed: bool) -> tuple[Seat, SeatEffect]:
         """Let what was uploaded count."""
@@ -396,11 +406,11 @@ def idle_among(seats: Iterable[Seat], waiting: Iterable[Member]) -> dict[str, Me
 
 
 def run_out(seats: Sequence[Seat], now: float, left: Collection[str] = ()) -> tuple[tuple[Seat, ...], int]:
-    """Free the seats whose offer or lease is over, or whose device has left; and say how many these are."""
-    over = [seat for seat in seats if (seat.until <= now or seat.member.device in left) and seat.running]
+    """Free the seats whose time is over, or whose device has left its work; and say how many these are."""
+    over = [seat for seat in seats if seat.is_over(now) or (seat.member.device in left and seat.running)]
     after = list(seats)
     for seat in over:
-        after[seat.number] = replace(seat, state="expired", since=min(seat.until, now))
+        after[seat.number] = replace(seat, state="expired", since=min(seat.until, now), seconds=None)
     return tuple(after), len(over)
 
 

@@ -3,9 +3,10 @@
     selecting ──► collecting ──► closing ──► committed
         └──────────────┴────────────┴──────► abandoned
 
-A round that could close with a quorum waits until everything that was uploaded is checked; one that is complete does
-not. `advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when the clock was last
-read. A round is an immutable value; the same facts in the same order give the same round, after a restart too.
+A round that could close with a quorum waits until everything that was uploaded is checked, for a bounded time; one that
+is complete does not. `advance` lets time pass first (offers, leases, the deadline), so that nothing depends on when the
+clock was last read. A round is an immutable value; the same facts in the same order give the same round, after a
+restart too.
 """
 
 from __future__ import annotations
@@ -113,13 +114,15 @@ class Round:
         """Whether time alone changes something now."""
         if self.state != "collecting":
             return False
-        if (self.has_passed(now) and not self.overdue) or self.slots.over(now):
+        if (self.has_passed(now) and (not self.overdue or self.arrived >= self.quorum)) or self.slots.over(now):
             return True
         return self.is_late(now) or self.quorum_at(now) < self.quorum
 
     def has_passed(self, now: float) -> bool:
-        """Whether the deadline has come, and everything that was uploaded by then is checked."""
-        return self.deadline is not None and now >= self.deadline and not self.slots.uploaded
+        """Whether the deadline has come, and what was uploaded is checked, or has had the time for that."""
+        if self.deadline is None or now < self.deadline:
+            return False
+        return not self.slots.uploaded or now >= self.deadline + seats.CHECK
 
     def quorum_at(self, now: float) -> int:
         """The quorum without the seats that are free, and that no device has come for in the time of an offer.
@@ -409,7 +412,9 @@ def _shifted(round: Round, outage: float, now: float) -> Round:
 
 
 def _least_until(round: Round, seat: Seat, now: float) -> float:
-    """Until when an offer or a lease lasts that begins anew, or is renewed; no task lasts for ever."""
+    """Until when an offer or a lease lasts that begins anew, or is renewed; no task and no check lasts for ever."""
+    if seat.state == "uploaded":
+        return seat.since + seats.CHECK
     if seat.state == "leased":
         return min(now + round.lease, round.ends_by(seat))
     return now + round.offer if seat.state == "offered" else seat.until

@@ -41,7 +41,7 @@ class Seats(tuple[Seat, ...]):
         before, changed = self[seat.number], list(self)
         changed[seat.number] = seat
         made = tuple.__new__(Seats, changed)
-        made._ends = min(self._ends, seat.until if seat.running else math.inf)
+        made._ends = min(self._ends, seat.until if seat.runs_out else math.inf)
         made._watched = self._watched
         for known, value in (
             ("arrived", self.arrived + _arrived(seat) - _arrived(before)),
@@ -109,12 +109,12 @@ class Seats(tuple[Seat, ...]):
         return None if number is None else self[number]
 
     def over(self, now: float) -> list[Seat]:
-        """List the seats whose offer or lease has run out."""
+        """List the seats whose offer, lease or check has run out."""
         if now < self._ends:
             return []
-        found = [seat for seat in self if seat.running and seat.until <= now]
+        found = [seat for seat in self if seat.is_over(now)]
         if not found:
-            self._ends = min((seat.until for seat in self if seat.running), default=math.inf)
+            self._ends = min((seat.until for seat in self if seat.runs_out), default=math.inf)
         return found
 
     def all_answered_or(self, late: Callable[[Seat], bool]) -> bool:
@@ -131,7 +131,7 @@ class Seats(tuple[Seat, ...]):
         return {seat.member.device: seat.number for seat in self if not seat.free}
 
     # Hints, which save time and change no answer.
-    _ends: float = -math.inf  # no offer and no lease runs out before
+    _ends: float = -math.inf  # no offer, lease or check runs out before
     _watched: int = 0
 
 

@@ -129,6 +129,7 @@ async def send_update(
     """The body is a safetensors file (docs/reference/wire.md): the *change* of every parameter of the trained layers.
 
     Answered only when the update is recorded. Sending the same again is harmless: 409 with reason `duplicate`.
+    503 if it lies in object storage and is not checked yet: ask again.
     """
     report = read_report(embrace_report)
     receiving = service.receive_at_once(device, task)

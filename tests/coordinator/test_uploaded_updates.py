@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 
 from coordinator.arrivals import Uploaded
-from coordinator.errors import NotFound, Refused
+from coordinator.errors import NotChecked, NotFound, Refused, StoreAway
+from coordinator.store.bodies import Bodies
+from coordinator.store.schema import UpdateRecord
+from federation.cohort import CHECK
 from federation.messages import TaskOffer
 from federation.wire import WireError
 from tests.coordinator.harness import ALL_THREE, World, body_of, only, scripted
@@ -116,9 +120,12 @@ def test_a_round_waits_for_what_is_not_checked_and_a_restart_checks_it(world: Wo
     complete(world, one, first, body)
     assert sorted(row["state"] for row in world.state(job)["round"]["body"]["slots"]) == ["leased", "uploaded"]
     assert "1 update being checked" in world.state(job)["waiting"]["text"]
-    with pytest.raises(Refused, match="already"):
+    with pytest.raises(NotChecked, match="being checked"):  # a device that sends it here asks again
         world.send(one, first)
     world.restart()
+    world.settle()
+    with pytest.raises(Refused, match="already"):
+        world.send(one, first)
     world.send(other, second)
     world.settle()
     assert world.state(job)["version"] == 1 and complete(world, one, first, body) is True
@@ -138,3 +145,119 @@ def test_surplus_that_is_not_checked_in_time_goes(world: World) -> None:
     with world.coordinator.repository.reading() as session:
         assert world.coordinator.repository.unchecked_updates(session) == []
     assert not any(event["kind"] == "TaskFailed" for event in world.coordinator.events(job, 0)[0])
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    """Let the storage answer every reading of an upload with an error."""
+
+    def take(bodies: Bodies, update: UpdateRecord) -> Path:
+        raise error
+
+    monkeypatch.setattr(Bodies, "take_upload", take)
+
+
+def unchecked(world: World) -> list[str]:
+    with world.coordinator.repository.reading() as session:
+        return [update.task for update in world.coordinator.repository.unchecked_updates(session)]
+
+
+@pytest.mark.parametrize("why", ["deadline", "late", "restart"])
+def test_one_that_cannot_be_read_does_not_block_its_round(
+    world: World, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = {"min_available": 2, "quorum": 1, **({} if why == "late" else {"deadline": 60.0})}
+    devices, job = world.fleet("strong", "strong"), world.job(num_rounds=2, participate=rule)
+    (one, first), (other, second) = world.offers(devices).items()
+    unreadable(monkeypatch, StoreAway("the storage is away"))
+    body = body_of(world.manifest, first)
+    put(world, first.id, body)
+    complete(world, one, first, body)
+    world.send(other, second)
+    world.later(CHECK - 1)
+    assert world.state(job)["version"] == 0 and unchecked(world) == [first.id]
+    if why == "restart":
+        world.restart()
+        world.later(CHECK)  # the time in which no process may have run is not counted
+    world.later(2)
+    world.later(2)
+    assert world.state(job)["version"] == 1
+    assert unchecked(world) == [] and world.spool() == []
+    with pytest.raises(Refused):
+        complete(world, one, first, body)
+    assert world.coordinator.device(one)["tasks_failed"] == 0, "it was not to blame"
+
+
+def test_one_that_is_lost_frees_its_seat_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.job(num_rounds=1)
+    device = world.device()
+    offer = world.poll(device)
+    body = body_of(world.manifest, offer)
+    unreadable(monkeypatch, FileNotFoundError("no such object"))
+    complete(world, device, offer, body)
+    world.settle()
+    assert world.state(job)["round"]["body"]["slots"][0]["state"] == "failed" and unchecked(world) == []
+    assert world.coordinator.device(device)["tasks_failed"] == 0, "it was not to blame"
+    with pytest.raises(Refused, match="expired"):
+        complete(world, device, offer, body)
+    again = world.poll(device)
+    assert again is not None
+    world.send(device, again)
+    world.settle()
+    assert world.state(job)["version"] == 1
+
+
+def test_a_sound_one_that_a_process_did_not_know_of_is_looked_at_again(world: World) -> None:
+    """What it knew of the round was older than the update that it found in the database."""
+    job = world.job(num_rounds=1)
+    device = world.device()
+    offer = world.poll(device)
+    body = body_of(world.manifest, offer)
+    put(world, offer.id, body)
+    arrivals = world.coordinator._folding._checks._arrivals
+    examine = arrivals.examine
+    arrivals.examine = lambda update: NotFound(f"there is no task {update.task!r}")  # type: ignore[method-assign]
+    complete(world, device, offer, body)
+    world.settle()
+    assert unchecked(world) == [offer.id]
+    arrivals.examine = examine  # type: ignore[method-assign]
+    world.later(10)
+    assert world.state(job)["version"] == 1 and complete(world, device, offer, body) is True
+
+
+def test_a_job_that_is_stopped_is_not_looked_at_any_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.job(num_rounds=1)
+    device = world.device()
+    offer = world.poll(device)
+    unreadable(monkeypatch, StoreAway("the storage is away"))
+    body = body_of(world.manifest, offer)
+    put(world, offer.id, body)
+    complete(world, device, offer, body)
+    world.settle()
+    folding = world.coordinator._folding
+    assert folding._rechecks
+    world.coordinator.set_state(job, "stopped")
+    world.later(10)
+    world.later(10)
+    assert not folding._rechecks and unchecked(world) == [] and world.spool() == []
+
+
+def test_without_a_worker_the_log_says_what_is_missing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.job(num_rounds=1)
+    device = world.device()
+    offer = world.poll(device)
+    folding = world.coordinator._folding
+    folding._folds = False  # as with --workers 0
+    body = body_of(world.manifest, offer)
+    put(world, offer.id, body)
+    with caplog.at_level(logging.WARNING):
+        complete(world, device, offer, body)
+        world.later(29)
+        assert not caplog.records
+        for _ in range(2):
+            world.later(2)
+        assert [record.message for record in caplog.records if "embrace worker" in record.message] != []
+        told = len(caplog.records)
+        world.later(2)
+        assert len(caplog.records) == told == 2, "not with every look"
+        world.later(30)
+        assert len(caplog.records) == 4

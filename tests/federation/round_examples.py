@@ -6,6 +6,7 @@ from typing import Any
 
 from federation.axes.participate import Participation
 from federation.cohort import (
+    CHECK,
     Cohort,
     LeaseRenewed,
     LeaseTaken,
@@ -39,6 +40,7 @@ from federation.rounds import (
 
 LEASE, OFFER, GRACE = 30.0, 10.0, 5.0
 DEVICES = "abcdef"
+RUN_OUT = ("offered", "leased", "uploaded")
 
 
 def member(device: str) -> Member:
@@ -86,11 +88,12 @@ def late_at(round: Round) -> float | None:
 def wakes_at(round: Round) -> float | None:
     """When time alone changes something next, by looking at every seat."""
     unchecked = any(seat.state == "uploaded" for seat in round.slots)
-    deadline = [] if round.deadline is None or round.overdue or unchecked else [round.deadline]
+    lacking = round.overdue and sum(seat.count for seat in round.slots if seat.state == "arrived") < round.quorum
+    deadline = [] if round.deadline is None or lacking else [round.deadline + CHECK * unchecked]
     late = [at for at in [late_at(round)] if at is not None]
     deserted = [seat.since + round.offer for seat in round.slots if seat.free]
     deserted = [at for at in deserted if round.quorum_at(at) < round.quorum]
-    times = [*deadline, *late, *deserted, *(seat.until for seat in round.slots if seat.running)]
+    times = [*deadline, *late, *deserted, *(seat.until for seat in round.slots if seat.state in RUN_OUT)]
     return min(times, default=None) if round.state == "collecting" else None
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from federation import rounds
 from federation.cohort import (
+    CHECK,
     AcceptUpdate,
     AlreadyAccepted,
     Cohort,
@@ -48,6 +49,7 @@ from federation.rounds import (
 from tests.federation.round_examples import (
     DEVICES,
     LEASE,
+    RUN_OUT,
     cohort,
     collecting,
     encoded,
@@ -73,8 +75,10 @@ class AnyRound(RuleBasedStateMachine):
         self.facts: list[tuple[Event, float]] = []
         self.accepted: dict[int, str] = {}
         self.uploaded: dict[int, tuple[str, int]] = {}  # of every slot: what is not checked, whose and of which attempt
+        self.check_by: dict[int, float] = {}  # of every slot that was uploaded: until when that may be checked
         self.closed: list[CloseRound] = []
         self.deserted = False
+        self.unreadable = False
         self.leases: dict[int, list[tuple[str, float]]] = {}  # of every slot: who was granted it, until when
 
     @initialize(
@@ -82,6 +86,7 @@ class AnyRound(RuleBasedStateMachine):
     )
     def begin(self, rule: dict[str, Any], wanted: int, extra: int, deserted: bool, data: Any) -> None:
         self.deserted = deserted
+        self.unreadable = data.draw(st.booleans())
         self.first = self.round = opened(most=MOST, **rule)
         self.cohort = cohort(DEVICES[: wanted + extra], wanted, data.draw(st.integers(1, wanted)))
         if data.draw(st.sampled_from([True, True, True, False])):
@@ -96,6 +101,11 @@ class AnyRound(RuleBasedStateMachine):
             assert not isinstance(event, (UpdateUploaded, UpdateChecked))
             return ()
         self.facts.append((event, self.now))
+        if isinstance(event, Resumed) and before.state == "collecting":
+            self.check_by = {slot: until + event.outage for slot, until in self.check_by.items()}
+        for slot in list(self.uploaded) if before.state == "collecting" else ():
+            if self.check_by[slot] <= self.now:
+                del self.uploaded[slot]
         if isinstance(event, Resumed):
             for leases in self.leases.values():
                 leases[:] = [(device, max(until + event.outage, self.now + LEASE)) for device, until in leases]
@@ -115,10 +125,12 @@ class AnyRound(RuleBasedStateMachine):
                 assert (device, event.attempt) == (event.device, len(self.leases[event.slot]))  # the latest lease
                 assert self.now < until
                 in_time = before.deadline is None or self.now < before.deadline
-                assert in_time or before.arrived < before.quorum or self.uploaded
+                waits = self.uploaded and before.deadline is not None and self.now < before.deadline + CHECK
+                assert in_time or before.arrived < before.quorum or waits
             if isinstance(effect, HoldUpdate):
                 assert event.slot not in self.uploaded and event.slot not in self.accepted
                 self.uploaded[event.slot] = (event.device, event.attempt)
+                self.check_by[event.slot] = self.now + CHECK
             if isinstance(effect, AcceptUpdate):
                 if isinstance(event, UpdateChecked):
                     assert event.sound and self.uploaded.pop(event.slot) == (event.device, event.attempt)
@@ -127,7 +139,9 @@ class AnyRound(RuleBasedStateMachine):
                 assert effect.seat.member.device not in self.accepted.values()  # nor for a device
                 self.accepted[effect.seat.number] = effect.seat.member.device
             if isinstance(effect, CloseRound):
-                assert not self.uploaded or self.round.arrived == self.round.wanted, "it waits for what is not checked"
+                waited = self.round.deadline is not None and self.now >= self.round.deadline + CHECK
+                complete = self.round.arrived == self.round.wanted
+                assert not self.uploaded or complete or waited, "it waits for what is not checked"
                 self.closed.append(effect)
         if self.round.slots is not before.slots and isinstance(event, UpdateChecked) and not event.sound:
             self.uploaded.pop(event.slot, None)
@@ -216,7 +230,7 @@ class AnyRound(RuleBasedStateMachine):
     def leave(self, devices: list[str]) -> None:
         self.tell(DevicesLeft(tuple(devices)))
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, 12.0, 31.0]))
+    @rule(seconds=st.sampled_from([0.5, 5.0, 12.0, 31.0, CHECK - 31.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.tell(Tick())
@@ -257,7 +271,7 @@ class AnyRound(RuleBasedStateMachine):
             for seat in self.round.slots
             if seat.state == "uploaded"
         }
-        assert held == self.uploaded, "it neither runs out nor goes to another device"
+        assert held == self.uploaded, "it runs out when its time is over, and else stays"
         assert self.round.arrived <= self.round.wanted
 
     @invariant()
@@ -290,7 +304,7 @@ class AnyRound(RuleBasedStateMachine):
             assert [self.round.seat_of(device)] == (found or [None])
         ends, wakes = late_at(self.round), wakes_at(self.round)
         for at in (now, now + 3.0, now + 40.0, now):
-            assert slots.over(at) == [seat for seat in slots if seat.running and seat.until <= at]
+            assert slots.over(at) == [seat for seat in slots if seat.state in RUN_OUT and seat.until <= at]
             assert self.round.is_late(at) == (ends is not None and ends <= at)
             assert self.round.is_due(at) == (wakes is not None and wakes <= at)
 
@@ -298,8 +312,10 @@ class AnyRound(RuleBasedStateMachine):
         assert run(self.first, *self.facts)[0] == self.round  # the same facts, the same round
         if self.round.state == "selecting":
             self.draw()
-        for slot in list(self.uploaded):
+        for slot in list(self.uploaded) if not self.unreadable else ():
             self.check(slot, sound=False)
+        if self.round.state == "collecting" and self.unreadable:
+            self.no_verdict_comes()
         if self.round.state == "collecting" and self.deserted:
             self.no_other_device_comes()
         if self.round.state == "collecting":
@@ -308,6 +324,15 @@ class AnyRound(RuleBasedStateMachine):
             if self.round.state == "closing":
                 self.tell(CloseFailed("a defect"))
         assert self.round.state in ("committed", "abandoned")
+
+    def no_verdict_comes(self) -> None:
+        """Liveness: a round that was told to close does so with its quorum, though nothing that lies there is read."""
+        self.tell(CloseRequested())
+        enough = self.round.arrived >= self.round.quorum
+        self.now += CHECK
+        self.tell(Tick())
+        assert not self.uploaded or self.round.state != "collecting"
+        assert self.round.state != "collecting" or not enough
 
     def no_other_device_comes(self) -> None:
         """Liveness: if a share is the quorum, one update is enough when all other devices have failed or gone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from federation.cohort import (
+    CHECK,
     AcceptUpdate,
     AlreadyAccepted,
     HoldUpdate,
@@ -17,7 +18,17 @@ from federation.cohort import (
     UpdateChecked,
     UpdateUploaded,
 )
-from federation.rounds import CloseRequested, CloseRound, DevicesAvailable, Stop, Tick, WaitForDevices, advance
+from federation.rounds import (
+    CloseRequested,
+    CloseRound,
+    DevicesAvailable,
+    DevicesLeft,
+    Resumed,
+    Stop,
+    Tick,
+    WaitForDevices,
+    advance,
+)
 from tests.federation.round_examples import LEASE, collecting, member, run
 
 
@@ -43,7 +54,7 @@ def test_an_unsound_one_frees_its_seat() -> None:
     assert effects == (AcceptUpdate(round.slots[0]),)
 
 
-def test_its_seat_is_taken_and_does_not_run_out() -> None:
+def test_its_seat_is_taken_and_does_not_run_out_with_its_lease() -> None:
     round, _ = advance(collecting(), UpdateUploaded("a", 0, 1), 2.0)
     held = round.slots[0]
     round, _ = run(round, (Tick(), 10 * LEASE), (DevicesAvailable((member("d"),)), 10 * LEASE))
@@ -96,3 +107,45 @@ def test_a_round_that_is_complete_or_stopped_does_not_wait() -> None:
         assert advance(round, UpdateChecked("c", 2, 1, sound), 3.0) == (round, answer)
     stopped, _ = run(collecting(), (UpdateUploaded("c", 2, 1), 1.0), (Stop(), 1.0))
     assert advance(stopped, UpdateChecked("c", 2, 1, sound=True), 3.0)[1] == (RejectUpdate("c", "round_closed"),)
+
+
+@pytest.mark.parametrize("why", ["deadline", "asked", "late"])
+def test_a_round_waits_for_a_verdict_that_never_comes_for_a_bounded_time(why: str) -> None:
+    round, _ = run(
+        collecting("ab", 2, 1, **({"deadline": 60.0} if why == "deadline" else {})),
+        (UpdateArrived("a", 0, 1), 1.0),
+        (UpdateUploaded("b", 1, 1), 2.0),
+    )
+    if why == "asked":
+        round, _ = advance(round, CloseRequested(), 3.0)
+    ends = 2.0 + CHECK
+    assert not round.is_due(ends - 1) and advance(round, Tick(), ends - 1)[0].state == "collecting"
+    assert round.is_due(ends)
+    round, effects = run(round, (Tick(), ends), (Tick(), ends + 1))  # a moment in which another device could take it
+    assert round.state == "closing" and CloseRound(round.counted) in effects
+    assert advance(round, UpdateChecked("b", 1, 1, sound=True), ends + 2)[1] == (RejectUpdate("b", "late"),)
+
+
+def test_uploads_after_the_deadline_do_not_prolong_the_wait() -> None:
+    facts = (UpdateArrived("a", 0, 1), 1.0), (UpdateUploaded("b", 1, 1), 2.0), (CloseRequested(), 3.0)
+    round, _ = run(collecting("abc", 3, 1), *facts, (UpdateUploaded("c", 2, 1), LEASE - 1))
+    assert not round.is_due(2.0 + CHECK - 1) and round.slots[2].until > 3.0 + CHECK
+    round, _ = advance(round, Tick(), 2.0 + CHECK)
+    assert (round.state, round.slots[1].state) == ("collecting", "expired")
+    assert round.is_due(3.0 + CHECK) and advance(round, Tick(), 3.0 + CHECK)[0].state == "closing"
+
+
+def test_a_seat_that_was_not_checked_in_time_goes_to_another_device() -> None:
+    round, _ = run(collecting(), (UpdateUploaded("a", 0, 1), 2.0), (DevicesLeft(("a",)), 3.0))
+    assert round.slots[0].state == "uploaded", "its device need not be there"
+    round, _ = advance(round, DevicesAvailable((member("d"),)), 2.0 + CHECK)
+    assert (round.slots[0].state, round.slots[0].member.device) == ("offered", "d")
+    assert round.slots[0].seconds is None
+    round, _ = advance(round, LeaseTaken("d", 0), 3.0 + CHECK)
+    for sound in (True, False):
+        assert advance(round, UpdateChecked("a", 0, 1, sound), 4.0 + CHECK)[0] == round
+
+
+def test_a_restart_does_not_prolong_the_time_for_a_check() -> None:
+    round, _ = run(collecting(), (UpdateUploaded("a", 0, 1), 2.0), (Resumed(100.0), 202.0), (Resumed(0.0), 300.0))
+    assert round.slots[0].until == 2.0 + 100.0 + CHECK
