@@ -68,6 +68,7 @@ class S3Blobs:
         self._for_devices = _connect(storage_url)[0] if storage_url and self.has_uploads else self._client
         self._urls: dict[str, tuple[int, str]] = {}  # of keys, with the window in which they were signed
         self._pool = ThreadPoolExecutor(AT_ONCE, "s3")
+        self._deletions = ThreadPoolExecutor(AT_ONCE, "s3-delete")  # a round's bodies do not hold up those that arrive
         self._mutex = threading.Lock()
         self._fetches: dict[str, tuple[threading.Lock, int]] = {}  # keys that are being fetched, and how many want them
         with _told(f"bucket {self._bucket}"):
@@ -134,15 +135,17 @@ class S3Blobs:
             self._local.link(key, other)
 
     def delete(self, *keys: str) -> None:
-        for key in keys:
-            refs = self._refs(key)
-            for own, files in refs.items():
-                self._remove(_ref_of(own))  # first: a ref never names what is gone
-                for facts in files.values():
-                    self._remove(facts["object"])
-            if not refs:  # of a blob the upload is gone, as a rule; if not, it is found again
-                self._remove(UPLOADS + key)
-            self._local.delete(key)
+        list(self._deletions.map(self._delete_one, dict.fromkeys(keys)))
+
+    def _delete_one(self, key: str) -> None:
+        refs = self._refs(key)
+        for own, files in refs.items():
+            self._remove(_ref_of(own))  # first: a ref never names what is gone
+            for facts in files.values():
+                self._remove(facts["object"])
+        if not refs:  # of a blob the upload is gone, as a rule; if not, it is found again
+            self._remove(UPLOADS + key)
+        self._local.delete(key)
 
     def size(self, *keys: str) -> int:
         """Count bytes; a second key has a copy of its own here."""
@@ -273,6 +276,7 @@ class S3Blobs:
 
     def close(self) -> None:
         self._pool.shutdown()
+        self._deletions.shutdown()
         self._local.close()
         self._client.close()
 
@@ -388,7 +392,8 @@ def _connect(url: str | None = None) -> tuple[Any, Any]:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    session, region = Session(), os.environ.get("AWS_REGION", "us-east-1")
+    session = Session()
+    region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
     return session.client("s3", config=config, region_name=region, endpoint_url=url), session.get_credentials()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,46 @@ def test_bytes_that_were_not_written_are_refused(server: S3Server, prefix: str, 
         second.file("data/a")
     assert not (tmp_path / "second" / "data" / "a").exists()
     second.close()
+
+
+def test_blobs_are_deleted_several_at_once_and_refs_first(server: S3Server, prefix: str, tmp_path: Path) -> None:
+    with closing(S3Blobs(prefix, tmp_path / "cache")) as blobs:
+        names = [f"spool/{number}" for number in range(4)]
+        for name in names:
+            write(blobs, name, name.encode())
+        objects = {name: next(iter((blobs._ref(name) or {}).values()))["object"] for name in names}
+        removed: list[str] = []
+        two, remove = threading.Barrier(2), blobs._remove
+
+        def remove_together(name: str) -> None:
+            if name.startswith(s3.REFS):
+                two.wait(PATIENCE)
+            remove(name)
+            removed.append(name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(blobs, "_remove", remove_together)
+            blobs.delete(*names, *names)
+        assert len(removed) == 8
+        assert all(removed.index(f"refs/{name}.ref") < removed.index(objects[name]) for name in names)
+        assert keys(server, prefix.partition(f"{BUCKET}/")[2]) == []
+
+
+@pytest.mark.parametrize("where", ["AWS_DEFAULT_REGION", "AWS_REGION", "profile", "nowhere"])
+def test_the_region_is_the_one_that_boto3_finds(
+    server: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    if where == "profile":
+        (tmp_path / "config").write_text("[profile here]\nregion = eu-central-1\n")
+        monkeypatch.setenv("AWS_PROFILE", "here")
+    elif where != "nowhere":
+        monkeypatch.setenv(where, "eu-central-1")
+    with closing(S3Blobs(prefix, tmp_path / "cache")) as blobs:
+        region = "us-east-1" if where == "nowhere" else "eu-central-1"
+        assert f"%2F{region}%2Fs3%2F" in str(blobs.upload_url("spool/a", 1))
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "http://bucket/x", "bucket"])
