@@ -179,8 +179,12 @@ def _open(graphs: Sequence[Path], names: Mapping[int, str], settings: RuntimeSet
 
 
 def open_layers(graphs: Sequence[Path], settings: RuntimeSettings) -> list[LayerForward]:
-    """Open consecutive layers: one session for all, or, where that graph cannot be written, one for each."""
-    joined = _open_joined(graphs, settings) if len(graphs) > 1 else None
+    """Open consecutive layers: one session for all, or one for each where that graph cannot be written.
+
+    Nor can it where layers lie in several folders: each of them has weights of its own, of which a graph reads one.
+    """
+    together = len(graphs) > 1 and len({graph.parent for graph in graphs}) == 1
+    joined = _open_joined(graphs, settings) if together else None
     return [LayerForward(graph, settings) for graph in graphs] if joined is None else [joined]
 
 

@@ -85,7 +85,7 @@ def test_a_coordinator_without_heartbeats_gets_none(told: str | None, tmp_path: 
         assert client.next_task() is not None and client.lease is None
         with Heartbeat(client, "task", client.lease) as heartbeat:
             heartbeat.check()
-    assert [path for _, path, _, _ in server.seen] == ["/v1/tasks/next?wait=30.0"]
+    assert [path for _, path, _, _ in server.seen] == ["/v1/tasks/next?wait=30.0&storage=1"]
 
 
 def test_a_device_that_is_benched_says_so_once(
