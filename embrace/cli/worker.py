@@ -25,7 +25,9 @@ def worker(
     ],
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder for copies of what is in object storage; emptied first.  [default: a temporary one]"),
+        typer.Option(
+            help="Folder for copies of what is in object storage, in embrace-worker/.  [default: a temporary one]"
+        ),
     ] = None,
     log_level: Annotated[str, typer.Option(envvar="EMBRACE_LOG_LEVEL", help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -44,7 +46,7 @@ def worker(
         raise InputError(f"--log-level: expected debug, info, warning or error, got {log_level!r}")
     configure_logging(log_level)
     with tempfile.TemporaryDirectory(prefix="embrace-worker-") as own:
-        found = Worker(database, blobs, cache or Path(own) / "blobs")
+        found = Worker(database, blobs, (cache or Path(own)) / "embrace-worker")  # which is emptied
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: found.end())
         found.run(lambda: show.console().print("worker: waiting for updates", markup=False))
