@@ -50,6 +50,7 @@ MOST_WORDS = 500  # characters of an error that a job keeps
 PAUSE = 5.0  # seconds without an update, after which a partial sum is made of fewer than a batch
 GRACE = 1.0  # seconds that other processes have to fold what they received, when a round closes
 PATIENCE = 30.0  # seconds after which it is said that a round waits for them
+LONG = 60.0  # seconds after which the keeper of its job folds what they left
 NO_WORKER = "this process runs with --workers 0: is there an `embrace worker` on this database?"
 Item = CheckUpdate | FoldUpdate | FinishRound | LookAfter | DeleteBodies
 
@@ -70,6 +71,7 @@ class _Awaited:
 
     at: float  # when to look again
     since: float
+    told: float  # when it was last said that it waits
 
 
 class FoldWorker:
@@ -242,7 +244,14 @@ class FoldWorker:
                 del received[task]
 
     def _fold_others(self, job: OpenJob, all: bool) -> None:
-        while all and self._folds and self._partial is not None and self._partial.fold(job, {}):
+        """Fold what no process is at work on: at once, or if others should have, when they had time enough.
+
+        What they cannot fold fails here then, too, and counts as an attempt to close the round.
+        """
+        awaited = self._awaited.get(job)
+        waited = awaited is not None and time.monotonic() - awaited.since >= LONG
+        may = self._folds or waited or job.state.round.tries > 0
+        while all and may and self._partial is not None and self._partial.fold(job, {}):
             pass
 
     def _seconds_left(self) -> float | None:
@@ -267,10 +276,10 @@ class FoldWorker:
         if sums is not None:
             self._awaited.pop(job, None)
             return sums
-        awaited = self._awaited.setdefault(job, _Awaited(now, now))
+        awaited = self._awaited.setdefault(job, _Awaited(now, now, now))
         awaited.at = now + GRACE
-        if now - awaited.since >= PATIENCE:
-            awaited.since = now
+        if now - awaited.told >= PATIENCE:
+            awaited.told = now
             log.warning("job %s: round %s waits for updates to be folded", job.id, job.state.round.number)
             if not self._folds:
                 log.warning(NO_WORKER)
@@ -319,7 +328,7 @@ class FoldWorker:
         except Superseded:
             log.warning("job %s: another process closed round %s, or folds it", job.id, closing.number)
             now = time.monotonic()
-            self._awaited[job] = _Awaited(now + GRACE, now)
+            self._awaited[job] = _Awaited(now + GRACE, now, now)
         except Exception as error:
             log.exception("job %s: round %s could not be closed", job.id, closing.number)
             self._awaited.pop(job, None)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -41,18 +41,22 @@ from federation.wire import CheckedUpdate
 
 log = logging.getLogger("embrace.worker")
 LOOKS = 1.0  # seconds until it looks for updates without having heard of any
-AGAIN = 2.0  # seconds until it tries again what failed
+AGAIN = 2.0  # seconds until it tries a job again that failed; longer each time it fails
+MOST_AGAIN = 16.0
 MOST_KNOWN = 256  # bodies of a job of which it remembers what it has found
 CLEANS = 60.0  # seconds after which it looks which of its copies others have deleted
 
 
 @dataclass
-class _Waiting:
-    """Updates of a round that wait to be folded, and since when no other has come."""
+class _Notes:
+    """What a worker remembers of a job."""
 
-    round: int
-    updates: int
-    since: float
+    waiting: tuple[int, int] = 0, 0  # its round, and updates of it that wait to be folded
+    since: float = 0.0  # when the last of them came
+    known: dict[str, CheckedUpdate] = field(default_factory=dict)  # bodies that this process has checked, by task
+    told: bool = False  # that it cannot be merged
+    failures: int = 0  # in a row
+    again_at: float = 0.0
 
 
 class Worker:
@@ -75,7 +79,7 @@ class Worker:
         self._bodies = Bodies(self._blobs)
         self._bundles = Bundles(self._blobs)
         self._jobs: dict[str, OpenJob] = {}
-        self._known: dict[str, dict[str, CheckedUpdate]] = {}  # bodies that this process has checked, by job and task
+        self._notes: dict[str, _Notes] = {}
         self._presence = SharedPresence(self._repository)
         self._units = Units(self._repository, time.time, self._handle)
         self._sharing = Sharing(self._units, self._jobs, self._engine_of, self._heard, lambda job: None)
@@ -86,8 +90,6 @@ class Worker:
         self._partial = PartialSums(self._units, self._bodies, refresh, self._sharing.tell_of, reached)
         self._news = threading.Event()
         self._ended = threading.Event()
-        self._waiting: dict[str, _Waiting] = {}
-        self._told: set[str] = set()  # jobs that cannot be merged, of which it was said
         self._cleaned = time.monotonic()
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -101,13 +103,8 @@ class Worker:
                 self._news.clear()
                 try:
                     self._look()
-                except (SQLAlchemyError, OSError) as error:  # the database or the blobs are away, or took the claim
-                    log.warning("tried again in %g s: %s", AGAIN, error)
-                    self._ended.wait(AGAIN)
-                except Superseded as error:
-                    log.info("%s", error)
                 except Exception:
-                    log.exception("a batch could not be folded")
+                    log.exception("the worker failed")
                     self._ended.wait(AGAIN)
         finally:
             self._sharing.stop()
@@ -127,34 +124,57 @@ class Worker:
             for job in list(self._jobs.values()):
                 if self._ended.is_set():
                     return
-                if job.state.round.slots.uploaded:
-                    self._checks.run(job)
-                if self._is_due(job):
-                    busy |= bool(self._partial.fold(job, self._known.pop(job.id, {})))
+                busy |= self._try(job)
+        self._notes = {id: notes for id, notes in self._notes.items() if id in self._jobs}
         if time.monotonic() - self._cleaned >= CLEANS:
             self._cleaned = time.monotonic()
             self._blobs.drop_deleted()
 
-    def _is_due(self, job: OpenJob) -> bool:
+    def _try(self, job: OpenJob) -> bool:
+        """Do what is due of a job; return whether more may be. One that fails is left for a while: the others go on."""
+        notes = self._notes.setdefault(job.id, _Notes())
+        if time.monotonic() < notes.again_at:
+            return False
+        try:
+            if job.state.round.slots.uploaded:
+                self._checks.run(job)
+            folded = False
+            if self._is_due(job, notes):
+                known, notes.known = notes.known, {}
+                folded = bool(self._partial.fold(job, known))
+            notes.failures = 0
+            return folded
+        except Superseded as error:
+            log.info("%s", error)
+            return False
+        except Exception as error:
+            notes.failures += 1
+            seconds = min(AGAIN * notes.failures, MOST_AGAIN)
+            notes.again_at = time.monotonic() + seconds
+            # The database or the blobs are away, or took the claim; anything else is a defect.
+            expected = isinstance(error, (SQLAlchemyError, OSError))
+            log.warning("job %s: tried again in %g s: %s", job.id, seconds, error, exc_info=not expected)
+            return False
+
+    def _is_due(self, job: OpenJob, notes: _Notes) -> bool:
         round, now = job.state.round, time.monotonic()
         if job.engine.plan.serve.combine != "mean":
-            if job.id not in self._told:
-                self._told.add(job.id)
+            if not notes.told:
+                notes.told = True
                 rule = job.engine.plan.serve.combine
                 log.info("job %s: a %s is no sum, the coordinator that looks after it folds it alone", job.id, rule)
             return False
         with self._repository.reading() as session:
             count = claims.count_to_fold(session, job.id, round.number)
-        known = self._waiting.get(job.id)
-        if known is None or (known.round, known.updates) != (round.number, count):
-            known = self._waiting[job.id] = _Waiting(round.number, count, now)
-        return count >= BATCH or (count > 0 and (round.state == "closing" or now - known.since >= PAUSE))
+        if notes.waiting != (round.number, count):
+            notes.waiting, notes.since = (round.number, count), now
+        return count >= BATCH or (count > 0 and (round.state == "closing" or now - notes.since >= PAUSE))
 
     def _handle(self, effect: Effect) -> None:
         """Do what follows a verdict; the process that looks after the job hears of it and does the rest."""
         match effect:
             case FoldUpdate(job, update, checked) if checked is not None:
-                known = self._known.setdefault(job.id, {})
+                known = self._notes.setdefault(job.id, _Notes()).known
                 if len(known) < MOST_KNOWN:
                     known[update.task] = checked
             case MissedOffer(device):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from coordinator.store.bodies import Bodies
 from coordinator.store.database import sqlite_url
 from coordinator.store.schema import UpdateRecord
 from coordinator.worker import Worker
+from federation import rounds
 from federation.errors import InputError
 from tests.coordinator import harness
 from tests.coordinator.databases import about_postgresql, database_url, query
@@ -337,6 +339,65 @@ def test_slow_storage_takes_no_claim_of_what_is_checked(hasty: World, monkeypatc
     complete(hasty, device, offer, body)
     hasty.settle()
     assert hasty.state(job)["version"] == 1
+
+
+@contextmanager
+def worker_of(world: World) -> Iterator[Worker]:
+    """A worker in this process; the coordinator leaves folding to it."""
+    world.coordinator._folding._folds = False
+    found = Worker(database_url(world.root), str(world.root), world.root / "worker")
+    thread = threading.Thread(target=found.run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        found.end()
+        thread.join()
+
+
+def lose_body(world: World) -> tuple[str, str]:
+    """A job whose round closes with an update whose body is lost before it is folded; and the device."""
+    world.coordinator._folding._folds = False
+    (device,), job = world.fleet("strong"), world.job(num_rounds=1)
+    world.send(device, world.offers([device])[device])
+    world.settle()
+    (body,) = (world.root / "spool").glob(f"{job}-*.body")
+    body.unlink()
+    return job, device
+
+
+@about_postgresql
+def test_a_job_that_cannot_be_folded_holds_up_no_other_and_those_that_are_over_are_forgotten(world: World) -> None:
+    lost, device = lose_body(world)
+    sound = world.job(num_rounds=1)
+    world.send(device, world.offers([device])[device])
+    with worker_of(world) as worker:
+        wait_until(lambda: world.state(sound)["version"] == 1)
+        wait_until(lambda: list(worker._notes) == [lost])
+
+
+@about_postgresql
+def test_a_lost_body_ends_its_job_in_time_though_others_fold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "LONG", 0.0)
+    monkeypatch.setattr(folding, "GRACE", 0.02)
+    job, _ = lose_body(world)
+
+    def fails() -> bool:
+        world.later(1000)
+        return bool(world.state(job)["state"] == "failed")
+
+    with worker_of(world):
+        wait_until(fails)
+    assert world.kinds(job).count("CloseFailed") == rounds.MOST_TRIES
+
+
+@about_postgresql
+def test_the_keeper_folds_in_the_end_what_no_worker_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "LONG", 0.0)
+    world.coordinator._folding._folds = False
+    (device,), job = world.fleet("strong"), world.job(num_rounds=1)
+    world.send(device, world.offers([device])[device])
+    wait_until(lambda: world.state(job)["version"] == 1)
 
 
 # --- what cannot be started ------------------------------------------------------------------------------------------
