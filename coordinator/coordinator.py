@@ -134,7 +134,9 @@ class Coordinator:
             self._units, self._bundles, self._best, self._versions, self._data, limits, self._end_early
         )
         self._deletion = Deletion(self._units, blobs, self._data, self._bundles, reached)
-        reports = Reports(repository, self._jobs, self._evaluations, self._best, self._units, self.presence, PRESENCE)
+        reports = Reports(
+            repository, self._jobs, self._evaluations, self._best, self._units, self.presence, self._pacing
+        )
         served = self._served = ServedVersions(reports, self._bundles, self._versions)
         self.prune = Retention(repository, blobs, keep, clock).run_in_turn
         self.benchmarks = Benchmarks(self._units, self._bundles)
@@ -520,18 +522,19 @@ class Coordinator:
         if state.paused_at is not None or state.round.state != "selecting":
             return
         here = set(self.presence.here(work.session, work.now)) - self.shut_out
-        away = self.presence.counts(work.session, work.now)[1]
         resting = here & state.benched(work.now)
         self._note_fitness(work, job, here.intersection(came) - resting)
         unfit = work.state(job).unfit.keys()
-        missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting), away)
-        if missing and (
-            slow := {device for device in resting if state.only_rests(device)}
-        ):  # rather these than too few
+        away = self._pacing.count_away(work.session, work.state(job), work.now)
+        rests = away.resting + len(resting)
+        missing = job.engine.missing_to_begin(len(here - resting - unfit), rests, away.awaited)
+        # Rather those that are only slow than too few.
+        if missing and (slow := {device for device in resting if state.only_rests(device)}):
             resting -= slow
-            missing = job.engine.missing_to_begin(len(here - resting - unfit), len(resting), away)
+            rests = away.resting + len(resting)
+            missing = job.engine.missing_to_begin(len(here - resting - unfit), rests, away.awaited)
         fit = here - resting
-        drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, len(resting), away)
+        drawn = cohort.Cohort(missing=missing) if missing else self._draw(work, job, fit, rests, away.awaited)
         work.advance(job, rounds.DevicesAvailable(cohort=drawn))
 
     def _draw(self, work: UnitOfWork, job: OpenJob, fit: Collection[str], resting: int, away: int) -> cohort.Cohort:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from coordinator.jobs import OpenJob, OpenJobState, UnitOfWork
-from coordinator.presence import Presence
-from federation.pace import Crowd, Pace, seconds_away
+from coordinator.presence import LATE, Presence
+from federation.pace import Crowd, Pace, longest_seconds, seconds_away
 
 SHORTEST_ROUND = 1.0  # seconds that a round is taken to last at least
 
@@ -17,6 +19,14 @@ class ComeBack:
     """What a device is told in place of a task."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Away:
+    """The devices that are away, as a round counts them that gathers its devices."""
+
+    awaited: int  # it can use them, and begins with as many devices as with them
+    resting: int  # they are benched: it does not wait for them
 
 
 class Pacing:
@@ -51,6 +61,21 @@ class Pacing:
         if told:
             self._presence.sent_away(work.session, told, work.now)
         return told
+
+    def count_away(self, session: Session, state: OpenJobState, now: float) -> Away:
+        """Count the devices that are away, without those that a job cannot use: these are sent away again and again.
+
+        None is awaited for longer than it may be away. A device that came since, and went away again, is none of those
+        that the round is short of, whichever process has seen it.
+        """
+        here, away = self._presence.counts(session, now)
+        if not away:
+            return Away(0, 0)
+        benched = state.benched(now)
+        useless = self._presence.away_among(session, benched | state.unfit.keys(), now)
+        resting = len(useless & benched - state.unfit.keys())
+        is_over = now > state.round.opened_at + longest_seconds(self._pace, here + away) + LATE
+        return Away(0 if is_over else max(0, away - len(useless)), resting)
 
 
 def _at_work(state: OpenJobState) -> int:

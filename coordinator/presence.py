@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -55,6 +55,9 @@ class Presence(Protocol):
 
     def counts(self, session: Session, now: float) -> tuple[int, int]:
         """Count the devices that would come for a task, and those that are away."""
+
+    def away_among(self, session: Session, devices: Collection[str], now: float) -> set[str]:
+        """Find those of some devices that are away."""
 
 
 class OwnPresence:
@@ -140,6 +143,10 @@ class OwnPresence:
                 self._oldest_away = min(self._away.values(), default=math.inf)
             return here, len(self._away)
 
+    def away_among(self, session: Session, devices: Collection[str], now: float) -> set[str]:
+        with self._lock:
+            return {device for device in devices if self._away.get(device, -math.inf) >= now}
+
     def _known(self, now: float) -> set[str]:
         """Find the devices that are there and that this process has heard of."""
         self._here = {device: until for device, until in self._here.items() if until >= now}
@@ -186,3 +193,6 @@ class SharedPresence:
                 self._counts = self._repository.count_there(session, now)
                 self._counted_at = now
             return self._counts
+
+    def away_among(self, session: Session, devices: Collection[str], now: float) -> set[str]:
+        return {device for device, _ in self._repository.away(session, now, among=devices)}

@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from coordinator.best_versions import BestVersions
 from coordinator.errors import NotFound
 from coordinator.evaluation import Evaluations
 from coordinator.jobs import OpenJob, Units
-from coordinator.presence import Presence
+from coordinator.pacing import Away, Pacing
+from coordinator.presence import PRESENCE, Presence
 from coordinator.standings import why_benched
 from coordinator.store.repository import Repository
 from coordinator.store.schema import FINISHED, DeviceRecord, EventRecord, JobRecord, StandingRecord, UpdateRecord
@@ -77,9 +80,8 @@ class Reports:
         best: BestVersions,
         units: Units,
         presence: Presence,
-        heard_within: float,
+        pacing: Pacing,
     ) -> None:
-        """`heard_within`: seconds after which a device that was not heard of counts as gone."""
         self._repository = repository
         self._open_jobs = open_jobs
         self._evaluations = evaluations
@@ -87,7 +89,7 @@ class Reports:
         self._lock = units.lock
         self._clock = units.clock
         self._presence = presence
-        self._heard_within = heard_within
+        self._pacing = pacing
 
     def jobs(self, match: str | None = None) -> list[dict[str, Any]]:
         """List jobs: all, or those that a name or the beginning of an id may mean."""
@@ -125,17 +127,22 @@ class Reports:
     def _fleet(self, job: OpenJob) -> Fleet:
         """Say what is known of a job's devices, those that are there counted now."""
         now = self._clock()
-        here, away = self._there(now)
         with self._repository.reading() as session:
+            missing = self._missing(session, job, self._presence.here(session, now), now)
             standings = self._repository.standings(session, job=job.id)
             names = self._repository.names(session)
         benched = {known.device: _why_benched(known) for known in standings if (known.benched_until or 0.0) > now}
-        return Fleet(_missing(job, here, away, now), job.state.unfit, benched, names)
+        return Fleet(missing, job.state.unfit, benched, names)
 
-    def _there(self, now: float) -> tuple[list[str], int]:
-        """List the devices that would come for a task, as when a cohort is drawn; count those that are away."""
-        with self._repository.reading() as session:
-            return list(self._presence.here(session, now)), self._presence.counts(session, now)[1]
+    def _missing(self, session: Session, job: OpenJob, here: Collection[str], now: float) -> int:
+        """Count the devices that are missing to begin a round; a round does not wait for those that are benched."""
+        counted = [device for device in here if device not in job.state.unfit]
+        away = self._pacing.count_away(session, job.state, now)
+        if away != Away(0, 0):
+            return job.engine.missing_to_begin(len(counted), away.resting, away.awaited)
+        fit = any(not job.state.why_benched(device, now) for device in counted)
+        least = job.engine.plan.participate.needed if fit or not counted else len(counted) + 1
+        return max(0, least - len(counted))
 
     def waiting(self, device: str) -> str:
         """Say to a device that just asked in vain what the jobs wait for. No database: a whole fleet asks."""
@@ -217,7 +224,7 @@ class Reports:
             state = "revoked"
         elif row.id in working:
             state = "working"
-        elif row.seen_at <= self._clock() - self._heard_within and row.away_until < self._clock():
+        elif row.seen_at <= self._clock() - PRESENCE and row.away_until < self._clock():
             state = "gone"
         else:
             state = "benched" if row.id in benched else "waiting"
@@ -285,15 +292,16 @@ class Reports:
             failing = self._repository.failing_devices(session, MOST_DEVICES)
         states = self.device_states()
         selecting = [job for job in list(self._open_jobs.values()) if _selects(job)]
-        here, away = self._there(now) if selecting else ([], 0)
-        missing = {job.id: _missing(job, here, away, now) for job in selecting}
+        with self._repository.reading() as session:
+            here = self._presence.here(session, now) if selecting else ()
+            missing = {job.id: self._missing(session, job, here, now) for job in selecting}
         return {"jobs": jobs, "failing": failing, "states": states, "missing": missing}
 
     def device_states(self) -> dict[str, int]:
         """Count devices by what they do now."""
         now = self._clock()
         with self._repository.reading() as session:
-            return self._repository.device_states(session, now - self._heard_within, now, self._working())
+            return self._repository.device_states(session, now - PRESENCE, now, self._working())
 
     def timings(self, job: str, first_round: int = 0) -> Iterator[dict[str, Any]]:
         """Report every accepted update, in the order of rounds and slots; a few are read at a time."""
@@ -323,16 +331,6 @@ class Reports:
 
 def _selects(job: OpenJob) -> bool:
     return job.state.round.state == "selecting" and job.state.paused_at is None
-
-
-def _missing(job: OpenJob, here: Collection[str], away: int, now: float) -> int:
-    """Count the devices that are missing to begin a round; a round does not wait for those that are benched."""
-    counted = [device for device in here if device not in job.state.unfit]
-    if away:
-        return job.engine.missing_to_begin(len(counted), 0, away)
-    fit = any(not job.state.why_benched(device, now) for device in counted)
-    least = job.engine.plan.participate.needed if fit or not counted else len(counted) + 1
-    return max(0, least - len(counted))
 
 
 def _error(event: EventRecord) -> dict[str, Any]:

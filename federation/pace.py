@@ -63,6 +63,11 @@ def mean_seconds(pace: Pace, crowd: Crowd) -> float:
     return max(crowd.there / pace.check_ins_per_second, min(by_rounds, pace.longest_away / 2))
 
 
+def longest_seconds(pace: Pace, there: int) -> float:
+    """Say after how long all devices are back that were told a time; those that were told another are not needed."""
+    return SOONEST + max(2 * there / pace.check_ins_per_second, pace.longest_away)
+
+
 def _share(device: str, now: float) -> float:
     """A number in [0, 1) that differs from device to device, and from one time to the next."""
     digest = hashlib.sha256(f"embrace pace {now!r} {device}".encode("utf-8", "surrogatepass")).digest()

@@ -502,11 +502,12 @@ class Repository:
         rows = [{"whose": device, "back": until[device]} for device in sorted(until)]
         session.connection().execute(mine.values(here_until=0.0, away_until=bindparam("back")), rows)
 
-    def away(self, session: Session, now: float, among: Sequence[str] | None = None) -> Sequence[tuple[str, float]]:
+    def away(self, session: Session, now: float, among: Collection[str] | None = None) -> Sequence[tuple[str, float]]:
         """List the devices that were told to come back, and until when they count as there."""
         mine = select(DEVICES.c.id, DEVICES.c.away_until).where(DEVICES.c.away_until >= now)
-        mine = mine.where(DEVICES.c.revoked.is_(False)) if among is None else mine.where(DEVICES.c.id.in_(among))
-        return [(id, until) for id, until in session.execute(mine)]
+        mine = mine.where(DEVICES.c.revoked.is_(False))
+        asked = [mine] if among is None else [mine.where(DEVICES.c.id.in_(ids)) for ids in _parts(among)]
+        return [(id, until) for statement in asked for id, until in session.execute(statement)]
 
     def count_there(self, session: Session, now: float) -> tuple[int, int]:
         """Count the devices that would come for a task, and those that were told to come back."""

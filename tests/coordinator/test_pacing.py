@@ -158,3 +158,46 @@ def test_a_device_that_no_job_can_use_is_sent_away_first(large: World) -> None:
         large.coordinator.presence.sent_away(session, dict.fromkeys(devices, 60.0), large.now)
     assert isinstance(large.poll(odd), ComeBack), "although no device waits"
     assert large.poll(large.device()) is None
+
+
+def go_on(world: World, devices: list[str], seconds: float) -> None:
+    """Let time pass in which every device comes when it was told to, and does its tasks."""
+    back, end = dict.fromkeys(devices, world.now), world.now + seconds
+    while world.now < end:
+        answers = check_in(world, [device for device in devices if back[device] <= world.now])
+        back |= {device: world.now + answers[device].seconds for device in of(ComeBack, answers)}
+        finish_round(world, answers)
+        world.later(1.0)
+
+
+def test_a_round_does_not_wait_for_devices_that_its_job_cannot_use(large: World) -> None:
+    """They are sent away again whenever they come, so that some of them are always away."""
+    job = large.job(num_rounds=5, participate={"quorum": 1.0})
+    devices = large.fleet(*["strong"] * 5, *["no such tier"] * 7)
+    go_on(large, devices, 300.0)
+    assert (large.state(job)["version"], large.state(job)["state"]) == (5, "done")
+
+
+def test_a_round_does_not_wait_for_benched_devices_that_are_away(large: World) -> None:
+    job = large.job(num_rounds=50, participate={"count": DEVICES, "quorum": 1.0})
+    devices = large.fleet(*["strong"] * DEVICES)
+    with large.coordinator._units.begin() as work:
+        for device in devices[5:] * 5:
+            work.failed(large.coordinator._jobs[job], device, "crashed", "a test")
+    assert large.state(job)["benched"].keys() == set(devices[5:])
+    with large.coordinator.repository.begin() as session:
+        large.coordinator.presence.sent_away(session, dict.fromkeys(devices[5:], 60.0), large.now)
+    go_on(large, devices[:5], 3.0)
+    assert large.state(job)["version"] >= 1
+
+
+def test_a_round_waits_for_devices_that_are_away_no_longer_than_they_may_be(large: World) -> None:
+    """Another process sends devices away again and again, and knows that no job can use them; this one does not."""
+    job, devices = large.job(num_rounds=50), large.fleet(*["strong"] * DEVICES)
+    here, others = devices[:2], devices[2:]
+    for _ in range(20):
+        with large.coordinator.repository.begin() as session:
+            large.coordinator.presence.sent_away(session, dict.fromkeys(others, 30.0), large.now)
+        go_on(large, here, 5.0)
+    assert large.state(job)["version"] >= 1
+    assert {row["device"] for row in large.coordinator.timings(job, 0)} == set(here)

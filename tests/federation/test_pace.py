@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from federation.pace import SOONEST, Crowd, Pace, mean_seconds, seconds_away
+from federation.pace import SOONEST, Crowd, Pace, longest_seconds, mean_seconds, seconds_away
 
 PACE = Pace(long_polls=100, check_ins_per_second=20.0, longest_away=900.0)
 
@@ -150,3 +150,11 @@ def test_without_rounds_a_fleet_keeps_calm() -> None:
     fleet.left = 1  # a round of another fleet goes on for ever
     fleet.run(2000.0)
     assert sum(fleet.check_ins[second] for second in range(300, 2000)) / 1700 < 1.1 * 5000 / 100
+
+
+@pytest.mark.parametrize("there", [1001, 20_000, 1_000_000])
+@pytest.mark.parametrize("demand", [0.0, 0.01, 50.0])
+def test_no_device_is_away_for_longer_than_the_longest_time(there: int, demand: float) -> None:
+    crowd = Crowd(there, there, 10, demand)
+    told = [seconds_away(Pace(), crowd, f"device {number}", 0.0) for number in range(300)]
+    assert max(seconds for seconds in told if seconds is not None) <= longest_seconds(Pace(), there)
