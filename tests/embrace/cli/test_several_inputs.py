@@ -14,6 +14,7 @@ from embrace.client import Client
 from tests.embrace.cli.conftest import Embrace, run
 from tests.live_server import live_server
 from tests.model_export import several_inputs
+from tests.waiting import wait_until
 
 MODEL = f"{several_inputs.__file__}:MaskedTagger"
 INPUTS = ("--input", "input_ids=5:int64:13", "--input", "attention_mask=5:int64:2")
@@ -62,7 +63,8 @@ def test_agents_train_it_as_pytorch_does(
         answer = embrace("agent", *told, "--boundary", boundary, "--tasks", ROUNDS, "--json")
         assert answer.code == 0, answer.err
         client = Client(server.url, server.admin)
-        client.save_weights(job, client.call("GET", f"/jobs/{job}")["version"], tmp_path / "weights.safetensors")
+        wait_until(lambda: client.job(job)["state"] == "done")
+        client.save_weights(job, ROUNDS, tmp_path / "weights.safetensors")
         client.close()
     found = manifest.space.views(np.array(map_weights(tmp_path / "weights.safetensors", manifest.space)))
     first = manifest.space.views(np.array(map_weights(bundle / manifest.weights.name, manifest.space)))
