@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.errors import DataError, EmbraceError, InputError
+from federation.safetensors_codec import PREFIX, decode_header, header_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,9 +134,13 @@ class Run:
     @cached_property
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """The trained parameters and statistics by name, as PyTorch's `load_state_dict` takes them as tensors."""
-        from safetensors.numpy import load
-
-        return load(self._weights_bytes())
+        content = memoryview(self._weights_bytes())
+        start = PREFIX + header_length(content[:PREFIX], len(content))
+        header = decode_header(content[PREFIX:start])
+        return {
+            name: np.frombuffer(content, "<f4", math.prod(shape), start + header.offsets[name]).reshape(shape).copy()
+            for name, shape in header.shapes.items()
+        }
 
     def _weights_bytes(self) -> bytes:
         if self.weights_file is not None:

@@ -43,10 +43,10 @@ class Rule:
 
 
 RULES = {
-    "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "safetensors", "tomli"})),
+    "federation": Rule(ours=frozenset({"federation"}), outside=frozenset({"numpy", "tomli"})),
     "edge_runtime": Rule(
         ours=frozenset({"edge_runtime", "federation"}),
-        outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "safetensors", "tokenizers"}),
+        outside=frozenset({"PIL", "httpx", "numpy", "onnxruntime", "tokenizers"}),
     ),
     "coordinator": Rule(
         ours=frozenset({"coordinator", "federation", *(f"edge_runtime.{name}" for name in PUBLIC_EDGE_RUNTIME)}),
@@ -117,7 +117,7 @@ def test_a_wrong_import_is_found(top: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("top", "source"),
     [
-        ("federation", "import json, numpy as np\nfrom safetensors.numpy import load\nfrom . import space"),
+        ("federation", "import json, numpy as np\nfrom . import space"),
         ("edge_runtime", "import onnxruntime.training\nfrom federation import errors\nfrom .. import x"),
         ("coordinator", "def f():\n    from edge_runtime.evaluate_version import score_version"),
         ("coordinator", "from edge_runtime.bundle_files import read_manifest\nfrom edge_runtime import files"),
