@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.server.fleet_picture import plot_fleet
 from bench.server.load import Answer, Connection, LoadError
 from bench.server.measure import check_result, machine, update_headers
 from bench.server.model import vectors, write_bundle
@@ -44,6 +45,7 @@ MOST_BETWEEN = 4.0  # seconds between heartbeats, which the lease would have eve
 CONTROL, TRANSFER = 1 << 12, 1 << 17  # bytes that are read at once
 MEMORY, LATENCY = 1e9, 1.0  # the bars: bytes of the server, seconds of a control request
 KINDS = ("check-in", "heartbeat", "job")  # control requests
+CURVE = (0, 1, 2, 5, *range(10, 91, 5), *range(92, 100), 99.5, 99.9, 100)  # % of the requests
 
 
 @dataclass(frozen=True)
@@ -315,10 +317,11 @@ def _load() -> list[float]:
     return []
 
 
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Count, median, 99th of 100 and longest."""
+def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
+    """Count, median, 99th of 100, longest, and a curve of them all: (% of the requests, seconds)."""
     p50, p99 = np.percentile(seconds, (50, 99))
-    return {"count": len(seconds), "p50": float(p50), "p99": float(p99), "most": max(seconds)}
+    curve = [[share, float(np.percentile(seconds, share))] for share in CURVE]
+    return {"count": len(seconds), "p50": float(p50), "p99": float(p99), "most": max(seconds), "curve": curve}
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -353,6 +356,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="of simulated devices")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
     parser.add_argument("--out", type=Path, help="a file for every figure, as JSON")
+    parser.add_argument("--plot", type=Path, help="a file for a picture of them")
     given = parser.parse_args()
     try:
         settings = dict(pair.split("=", 1) for pair in given.set)
@@ -364,6 +368,8 @@ def main() -> None:
         parser.exit(2, f"error: {error}\n")
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
+    if given.plot is not None:
+        plot_fleet(found, LATENCY, given.plot)
     print(table(found))
 
 
