@@ -210,6 +210,11 @@ class Arrivals:
             raise NotFound("there is no object storage that devices reach; send the update to this coordinator")
         return name, url
 
+    def check_uploads(self) -> None:
+        """Refuse what a device says of an upload where none can upload."""
+        if not self._bodies.has_uploads:
+            raise Refused("devices upload nothing here; send the update to this coordinator", "no_storage")
+
     def is_unchecked(self, task: str) -> bool:
         """Whether the seat of a task still waits for a verdict, as far as this process knows."""
         job, parts = self._jobs.get(job_of(task)), task.split("-")
@@ -307,6 +312,9 @@ class Arrivals:
             told = {"task": update.task, "device": update.device, "reason": standings.REFUSED, "message": str(verdict)}
             work.failed(known, update.device, standings.REFUSED, str(verdict))
             work.note(known, "TaskFailed", told)
+        if isinstance(verdict, FileNotFoundError) and update.job in self._jobs:  # its device is not to blame
+            lost = {"task": update.task, "device": update.device, "message": str(verdict)}
+            work.note(self._jobs[update.job], "UpdateLost", lost)
         try:
             job, seat, attempt = self.held(update.device, update.task)
         except (NotFound, Refused):

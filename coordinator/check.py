@@ -147,6 +147,8 @@ class Check:
                 _compare(self._bodies.file(update), update.sha256)
             except (EmbraceError, OSError) as error:
                 raise EmbraceError(f"the update of task {update.task}: {error}") from None
+            finally:
+                self._bodies.drop(update)  # a round's bodies may be more than this disk takes
         return len(needed)
 
     def _best(self, job: JobRecord) -> int:

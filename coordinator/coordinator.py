@@ -148,6 +148,7 @@ class Coordinator:
         self.accept_all = arrivals.accept_all
         self.upload_url = arrivals.upload_url
         self.complete_all = arrivals.complete_all
+        self.check_uploads = arrivals.check_uploads
         self.is_unchecked = arrivals.is_unchecked
         self.jobs = reports.jobs
         self.job = reports.job

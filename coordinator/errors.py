@@ -42,8 +42,8 @@ class NotChecked(EmbraceError):
 
 
 class StoreAway(OSError):
-    """The object storage does not answer, or not with what was written: to be tried again."""
+    """The object storage does not answer: to be tried again."""
 
 
-class Altered(StoreAway):
-    """The object storage answers with other bytes than those that were written."""
+class Lost(FileNotFoundError):
+    """The object storage has not got an object that was written, or has other bytes than were written."""

@@ -131,8 +131,9 @@ class PartialSums:
                     raise InputError(f"partial sum {name} is that of another round")
             except (FileNotFoundError, InputError) as error:
                 log.error("job %s: a partial sum of round %s is folded again: %s", job.id, number, error)
-                with self._repository.begin() as session:
-                    claims.void_sum(session, name)
+                with self._units.begin(job.id) as work:
+                    claims.void_sum(work.session, name)
+                    work.note(job, "SumLost", {"round": number, "updates": count, "message": str(error)})
                 return None
             for track, total in found.totals.items():
                 merged.merge(track, total)

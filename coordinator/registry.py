@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from coordinator.credentials import matches, new_token, token_hash
 from coordinator.errors import NotAllowed
@@ -111,7 +111,7 @@ class Registry:
             if not self._repository.use_enrolment(session, token_hash(token), now):
                 raise NotAllowed(NOT_INVITED)
             device = device_id(name, lambda known: self._repository.device(session, known) is not None)
-            free = free_name(name, self._repository.names_like(session, name).__contains__)
+            free = free_name(name, lambda known: self._repository.is_named(session, known))
             facts = {"enrolled_at": now, "seen_at": now, "here_until": now + PRESENCE}
             record = DeviceRecord(device, free, token_hash(own), False, asdict(profile), **facts)
             self._repository.add_device(session, record)
@@ -141,8 +141,10 @@ class Registry:
         """Learn of sessions that ended in another process; if news were missed, ask the database about every token."""
         self.sessions.heard(news)
         if news.lost:
-            self._admin = ""
             self._known.clear()
+            self._admin = ""  # unless it can be read now: its owner does not wait behind made-up tokens
+            with suppress(SQLAlchemyError), self._repository.reading() as session:
+                self._admin = self._repository.meta(session, ADMIN_KEY) or ""
 
     def name_of(self, device: str) -> str:
         with self._repository.reading() as session:

@@ -13,11 +13,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.scratch import scratch_folder
 from edge_runtime.system import HERE
 from federation.errors import EmbraceError
 
@@ -44,7 +44,7 @@ def score(request: Evaluation) -> dict[str, Any]:
     """Start the process and return what it found, or an error in words."""
     places = {name: str(getattr(request, name).absolute()) for name in ("bundle", "weights", "data")}
     given = {**places, "statistics": request.statistics, "memory": request.memory, "seconds": request.seconds}
-    with tempfile.TemporaryDirectory(prefix="embrace-score-") as folder:
+    with scratch_folder("embrace-score") as folder:
         own = {name: os.environ[name] for name in _KEPT if name in os.environ}
         try:
             answer = subprocess.run(
@@ -56,7 +56,7 @@ def score(request: Evaluation) -> dict[str, Any]:
                 timeout=request.seconds,
                 check=False,
                 cwd=folder,
-                env={**own, "TMPDIR": folder, "HOME": folder},
+                env={**own, "TMPDIR": str(folder), "HOME": str(folder)},
                 **HERE.own_group,  # Ctrl-C is the coordinator's, which finishes what it scores
             )
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from coordinator.errors import NotAllowed, Refused, StoreAway
+from coordinator.errors import Lost, NotAllowed, Refused, StoreAway
 from federation.errors import EmbraceError
 
 log = logging.getLogger("embrace.api")
@@ -90,6 +90,9 @@ def install(app: FastAPI) -> None:
         if isinstance(error, StoreAway):
             log.error("%s", error)
             return problem(503, "Object storage not available", "try again in a moment")
+        if isinstance(error, Lost):
+            log.error("%s", error)
+            return problem(500, "Lost in the object storage", "it has not got what was written; see the log")
         raise error
 
     @app.exception_handler(OperationalError)

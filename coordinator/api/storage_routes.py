@@ -55,7 +55,9 @@ async def complete(
     """The update is recorded before it is looked at; it counts, and the answer is 201, once it is checked.
 
     Repeat this until then. 400 if the update is unsound: `detail` says why, and the task is no longer the device's.
+    409 without object storage that devices reach: send the update to this coordinator.
     """
+    service.check_uploads()
     said = Uploaded(device, task, completion.name, completion.sha256, completion.bytes, read_report(embrace_report))
     counts, until, pause = await request.app.state.complete(said), time.monotonic() + wait, FIRST_LOOK
     while not counts and time.monotonic() < until and not service.leaving:

@@ -140,6 +140,11 @@ def partial_sums(connection: Connection) -> None:
     connection.execute(text("CREATE INDEX ix_sums_job ON sums (job)"))
 
 
+def names_of_devices(connection: Connection) -> None:
+    """12 to 13: a device that enrols needs a name that no other has."""
+    connection.execute(text("CREATE INDEX ix_devices_name ON devices (name)"))
+
+
 # Each entry brings the schema from its index + 1 to the next version. A new database is made as the newest.
 MIGRATIONS: tuple[Migration, ...] = (
     seats_in_rows,
@@ -153,4 +158,5 @@ MIGRATIONS: tuple[Migration, ...] = (
     unchecked_updates,
     devices_that_come_back,
     partial_sums,
+    names_of_devices,
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coordinator.scratch import scratch_folder
 from coordinator.store.blobs import Blobs, DirectoryBlobs
 from coordinator.store.database import open_database, sqlite_url
 from coordinator.store.repository import Repository
@@ -33,8 +33,8 @@ def stores_of(directory: Path, database: str | None, blobs: str | None) -> Itera
         raise InputError(f"there is no folder {blobs}: expected the one that the coordinator uses")
     repository = Repository(open_database(database or sqlite_url(directory), migrate=False))
     try:
-        with tempfile.TemporaryDirectory(prefix="embrace-") as cache:
-            opened = open_blobs(blobs, directory, Path(cache) / "blobs")
+        with scratch_folder("embrace-admin") as cache:
+            opened = open_blobs(blobs, directory, cache / "blobs")
             try:
                 yield repository, opened
             finally:

@@ -475,10 +475,10 @@ class Repository:
         """List the names of all devices, by id."""
         return {row[0]: row[1] for row in session.execute(select(DEVICES.c.id, DEVICES.c.name))}
 
-    def names_like(self, session: Session, name: str) -> set[str]:
-        """List the names that begin with a name, of devices that are not revoked."""
-        alike = select(DEVICES.c.name).where(DEVICES.c.name.startswith(name, autoescape=True))
-        return set(session.scalars(alike.where(DEVICES.c.revoked.is_(False))))
+    def is_named(self, session: Session, name: str) -> bool:
+        """Whether a device that is not revoked has a name."""
+        mine = select(DEVICES.c.id).where(DEVICES.c.name == name, DEVICES.c.revoked.is_(False))
+        return session.scalar(mine.limit(1)) is not None
 
     def device_of(self, session: Session, token_hash: str) -> DeviceRecord | None:
         return _first(session, DeviceRecord, select(DEVICES).where(DEVICES.c.token_hash == token_hash))

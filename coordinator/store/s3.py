@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import Altered, StoreAway
+from coordinator.errors import Lost, StoreAway
 from coordinator.settings import NO_URL
 from coordinator.store.blobs import FOLDERS, DirectoryBlobs
 from coordinator.store.presign import Credentials, presign
@@ -113,7 +113,9 @@ class S3Blobs:
             try:
                 for own, files in refs.items():
                     for name, facts in files.items():
-                        self._download(facts, draft / own.removeprefix(key).strip("/") / name)
+                        if not self._download(facts, draft / own.removeprefix(key).strip("/") / name):
+                            why = f"bucket {self._bucket} has other bytes than were written, with another sha256"
+                            raise Lost(errno.ENOENT, why, facts["object"])
                 draft.rename(path)
                 break
             except FileNotFoundError:  # lost, unless another process has replaced or deleted the blob meanwhile
@@ -238,16 +240,20 @@ class S3Blobs:
 
     def _take(self, key: str, upload: dict[str, Any]) -> None:
         """Copy the upload first: its device could write to it again while it is looked at, or later."""
-        facts = self._copy(upload)
+        try:
+            facts = self._copy(upload)
+        except Lost:
+            if self._ref(key) is None:  # else another process has taken it in between
+                raise
+            return
         draft = self._local.draft(key, f".{secrets.token_hex(4)}.part")
         try:
             try:
-                self._download(facts, draft)
-            except BaseException as error:
+                if not self._download(facts, draft):
+                    raise WireError("what lies in the object storage has another sha256 than its device said")
+            except BaseException:
                 with suppress(StoreAway):
                     self._remove(facts["object"])
-                if isinstance(error, Altered):
-                    raise WireError("what lies in the object storage has another sha256 than its device said") from None
                 raise
             self._write_ref(key, {"": facts})  # if this fails the ref may be there all the same: the object stays
             draft.replace(self._local.file(key))
@@ -262,7 +268,7 @@ class S3Blobs:
             try:
                 return int(self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)["ContentLength"])
             except self._client.exceptions.ClientError as error:
-                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                if _status(error) != 404:
                     raise
                 return None
 
@@ -296,31 +302,40 @@ class S3Blobs:
                 self._client.upload_fileobj(file, self._bucket, self._prefix + name, ExtraArgs=extra)
         return {"object": name, "sha256": digest.hexdigest(), "bytes": size}
 
-    def _download(self, facts: dict[str, Any], to: Path) -> None:
-        """Read an object into a file; it has to be what was written. FileNotFoundError: it is lost, not away."""
+    def _download(self, facts: dict[str, Any], to: Path) -> bool:
+        """Read an object into a file, once more if that is not what was written; return whether it is."""
         to.parent.mkdir(parents=True, exist_ok=True)
+        return self._read(facts, to) or self._read(facts, to)
+
+    def _read(self, facts: dict[str, Any], to: Path) -> bool:
         digest, left = hashlib.sha256(), int(facts["bytes"])
         with _told(facts["object"]), to.open("wb") as file:
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + facts["object"])
             except self._client.exceptions.NoSuchKey:
-                why = f"bucket {self._bucket} has lost an object"
-                raise FileNotFoundError(errno.ENOENT, why, facts["object"]) from None
+                raise self._lost(facts["object"]) from None
             for part in answer["Body"].iter_chunks(1 << 20):
                 digest.update(part)
                 left -= len(part)
                 if left < 0:
                     break
                 file.write(part)
-        if left or digest.hexdigest() != facts["sha256"]:
-            raise Altered(f"{facts['object']} of {self._bucket} is not what was written: it has another sha256")
+        return not left and bool(digest.hexdigest() == facts["sha256"])
+
+    def _lost(self, name: str) -> Lost:
+        return Lost(errno.ENOENT, f"bucket {self._bucket} has lost an object", name)
 
     def _copy(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Copy an object to a new one without reading it."""
         name = self._new_object()
         source = {"Bucket": self._bucket, "Key": self._prefix + facts["object"]}
         with _told(facts["object"]):
-            self._client.copy(source, self._bucket, self._prefix + name)
+            try:
+                self._client.copy(source, self._bucket, self._prefix + name)
+            except self._client.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+                raise self._lost(facts["object"]) from None
         return {**facts, "object": name}
 
     def _new_object(self) -> str:
@@ -367,6 +382,11 @@ class S3Blobs:
             found = self._client.get_paginator("list_objects_v2")
             for page in found.paginate(Bucket=self._bucket, Prefix=self._prefix + beginning):
                 yield from (str(row["Key"]).removeprefix(self._prefix) for row in page.get("Contents", ()))
+
+
+def _status(error: Any) -> int:
+    """Return the HTTP status of an answer that boto3 raised."""
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
 def _ref_of(key: str) -> str:

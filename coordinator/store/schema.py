@@ -90,7 +90,7 @@ class DeviceRecord:
     """A device that was enrolled."""
 
     id: Annotated[str, _of(_Text(32), primary_key=True)]
-    name: str
+    name: Annotated[str, _of(_Text, index=True)]
     token_hash: Annotated[str, _of(_Text(64), unique=True)]
     revoked: bool
     profile: dict[str, Any]

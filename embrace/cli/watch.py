@@ -56,6 +56,10 @@ def note_of(event: Mapping[str, Any], names: Mapping[str, str]) -> Note | None:
         text = f"{device} is {body['message']}"
     elif kind == "CloseFailed":
         text = f"it could not be closed (try {body['tries']}), {body['message']}"
+    elif kind == "SumLost":
+        text = f"{body['updates']} updates are folded again, {body['message']}"
+    elif kind == "UpdateLost":
+        text = f"the update of {device} is lost, {body['message']}"
     elif kind == "RejectUpdate":
         text = f"an update of {device} does not count, {body['reason']}"
     elif kind == "WaitForDevices":

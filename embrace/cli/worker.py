@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-import tempfile
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -39,14 +40,18 @@ def worker(
     Example: embrace worker --database postgresql+psycopg://embrace@db/embrace --blobs s3://fleet/embrace
     """
     from coordinator.logs import configure_logging
+    from coordinator.scratch import scratch_folder
     from coordinator.worker import Worker
     from federation.errors import InputError
 
     if log_level not in ("debug", "info", "warning", "error"):
         raise InputError(f"--log-level: expected debug, info, warning or error, got {log_level!r}")
     configure_logging(log_level)
-    with tempfile.TemporaryDirectory(prefix="embrace-worker-") as own:
-        found = Worker(database, blobs, (cache or Path(own)) / "embrace-worker")  # which is emptied
-        for number in (signal.SIGINT, signal.SIGTERM):
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:  # until there is a worker
+        signal.signal(number, lambda *_: sys.exit())
+    with nullcontext(cache) if cache else scratch_folder("embrace-fold") as own:
+        found = Worker(database, blobs, own / "embrace-worker")  # which is emptied
+        for number in signals:
             signal.signal(number, lambda *_: found.end())
         found.run(lambda: show.console().print("worker: waiting for updates", markup=False))

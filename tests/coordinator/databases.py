@@ -30,7 +30,7 @@ def database_url(directory: Path) -> str:
     with engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {name}"))
     engine.dispose()
-    return f"{SERVER}&options=-csearch_path%3D{name}"
+    return f"{SERVER}&options=-csearch_path%3D{name}&application_name={name}"
 
 
 def query(directory: Path, statement: str, **values: Any) -> list[tuple[Any, ...]]:

@@ -156,6 +156,7 @@ def test_a_round_of_the_first_schema_goes_on(tmp_path: Path) -> None:
         connection.execute(text("DROP TABLE sums"))
         for column in ("body", "checked", "sum"):
             connection.execute(text(f"ALTER TABLE updates DROP COLUMN {column}"))
+        connection.execute(text("DROP INDEX ix_devices_name"))
         for column in ("here_until", "away_until"):
             connection.execute(text(f"DROP INDEX ix_devices_{column}"))
             connection.execute(text(f"ALTER TABLE devices DROP COLUMN {column}"))
@@ -236,6 +237,17 @@ def test_a_job_of_the_second_schema_goes_on(tmp_path: Path) -> None:
         assert world.files.version(job["id"], 3).read_bytes() == (root / "expected.safetensors").read_bytes()
     finally:
         world.end()
+
+
+@about_sqlite
+def test_a_device_is_found_by_its_name_in_an_index(url: str) -> None:
+    """Otherwise every device that enrols reads the whole fleet."""
+    sessions = open_database(url)
+    with engine_of(sessions).connect() as connection:
+        asked = "SELECT id FROM devices WHERE name = 'd' AND revoked IS 0 LIMIT 1"
+        steps = [row[3] for row in connection.execute(text(f"EXPLAIN QUERY PLAN {asked}"))]
+    assert steps == ["SEARCH devices USING INDEX ix_devices_name (name=?)"]
+    engine_of(sessions).dispose()
 
 
 @about_sqlite

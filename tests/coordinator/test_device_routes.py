@@ -175,3 +175,12 @@ def test_a_request_that_is_not_in_order_is_refused_and_leaves_nothing(
     if status >= 400 and content and status != 416:
         assert headers["content-type"] in ("application/problem+json", "text/plain; charset=utf-8")
     assert site.spool() == spool
+
+
+def test_where_no_device_can_upload_none_waits_for_a_verdict(site: Site, people: dict[str, Any]) -> None:
+    """The answer comes at once, and says what to do."""
+    told = {"name": "a" * 48, "bytes": 9, "sha256": "b" * 64}
+    place = f"/v1/tasks/{people['offer'].id}/complete?wait=60"
+    with site.http(people["tokens"]["holder"]) as client:
+        answer = client.post(place, json=told, headers=report_header())
+    assert answer.status_code == 409 and "send the update to this coordinator" in answer.json()["detail"]

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator import folding
+from coordinator.check import Check
 from coordinator.errors import StoreAway
 from coordinator.registry import Registry
 from coordinator.retention import Keep
@@ -47,6 +49,7 @@ from tests.embrace.cli.conftest import run
 from tests.waiting import PATIENCE, wait_until
 
 URL = f"s3://{BUCKET}/some/where"
+BOTH = {"min_available": 2, "quorum": 1.0}
 
 
 @pytest.fixture(scope="module", params=["rclone", "moto"])
@@ -131,10 +134,22 @@ def test_bytes_that_were_not_written_are_refused(server: S3Server, prefix: str, 
     (name,) = keys(server, prefix.partition(f"{BUCKET}/")[2] + "/objects/")
     server.client().put_object(Bucket=BUCKET, Key=name, Body=b"something else")
     second = S3Blobs(prefix, tmp_path / "second")
-    with pytest.raises(StoreAway, match="another sha256"):
+    with pytest.raises(FileNotFoundError, match="another sha256"):
         second.file("data/a")
     assert not (tmp_path / "second" / "data" / "a").exists()
     second.close()
+
+
+def test_an_object_that_is_lost_is_not_waited_for(server: S3Server, prefix: str, tmp_path: Path) -> None:
+    """It cannot be read, nor get a second key; a server that does not answer is something else."""
+    with closing(S3Blobs(prefix, tmp_path / "first")) as blobs:
+        write(blobs, "data/a", b"what was written")
+        blobs.drop("data/a")
+        (name,) = keys(server, prefix.partition(f"{BUCKET}/")[2] + "/objects/")
+        server.client().delete_object(Bucket=BUCKET, Key=name)
+        for use in (lambda: blobs.file("data/a"), lambda: blobs.link("data/a", "data/b")):
+            with pytest.raises(FileNotFoundError, match="has lost an object"):
+                use()
 
 
 def test_blobs_are_deleted_several_at_once_and_refs_first(server: S3Server, prefix: str, tmp_path: Path) -> None:
@@ -378,6 +393,79 @@ def test_a_server_that_is_away_is_waited_for(rclone: S3Server, tmp_path: Path, m
         assert put_update(client, offer, body).status_code == 201
         site.settle()
         assert site.server.coordinator.job(job)["version"] == 1
+
+
+def harm(server: S3Server, world: S3World, key: str) -> None:
+    """Change a byte of a blob in the bucket, and lose the copy on this machine."""
+    (facts,) = world.coordinator._blobs._ref(key).values()  # type: ignore[attr-defined]
+    path = server.folder / BUCKET / "some/where" / facts["object"]
+    found = bytearray(path.read_bytes())
+    found[-1] ^= 1
+    path.write_bytes(found)
+    world.coordinator._blobs.drop(key)
+
+
+@about_postgresql
+def test_a_partial_sum_that_the_bucket_has_harmed_is_folded_again(
+    rclone: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "BATCH", 1)
+    found = []
+    for harmed in (False, True):
+        world = S3World(tmp_path / str(harmed))
+        devices, job = (
+            world.fleet("weak", "weak"),
+            world.job(num_rounds=1, participate=BOTH),
+        )
+        offers = world.offers(devices)
+        world.send(devices[0], offers[devices[0]])
+        world.settle()
+        (key,) = [key for key in world.coordinator._blobs.list("spool") if key.endswith(".sums")]
+        if harmed:
+            harm(rclone, world, key)
+        world.send(devices[1], offers[devices[1]])
+        wait_until(lambda world=world, job=job: world.state(job)["version"] == 1)  # type: ignore[misc]
+        assert ("SumLost" in world.kinds(job)) is harmed
+        found.append(world.weights_file(job))
+        world.end()
+    assert found[0] == found[1]
+
+
+def test_a_body_that_the_bucket_has_harmed_ends_its_job_in_time(rclone: S3Server, tmp_path: Path) -> None:
+    """As one that it has lost does: it is acknowledged, and no version can be made without it."""
+    world = S3World(tmp_path / "one")
+    devices, job = world.fleet("weak", "weak"), world.job(num_rounds=1, participate=BOTH)
+    offers = world.offers(devices)
+    world.send(devices[0], offers[devices[0]])
+    world.settle()
+    world.restart()  # what was folded is gone with the process
+    (key,) = [key for key in world.coordinator._blobs.list("spool") if key.endswith(".body")]
+    harm(rclone, world, key)
+    world.coordinator._folding._folded.clear()
+    world.send(devices[1], offers[devices[1]])
+
+    def fails() -> bool:
+        world.later(1000)
+        return bool(world.state(job)["state"] == "failed")
+
+    wait_until(fails)
+    assert "another sha256" in world.state(job)["message"] and "CloseFailed" in world.kinds(job)
+    world.end()
+
+
+def test_a_check_keeps_no_copies_of_bodies(rclone: S3Server, tmp_path: Path) -> None:
+    """A round may have more of them than a disk takes."""
+    world = S3World(tmp_path / "one")
+    devices, job = (
+        world.fleet("strong", "weak"),
+        world.job(num_rounds=1, participate=BOTH),
+    )
+    world.send(devices[0], world.offers(devices)[devices[0]])
+    world.settle()
+    with closing(S3Blobs(URL, tmp_path / "copies")) as blobs:
+        (found,) = Check(world.coordinator.repository, blobs).jobs()
+        assert (found.job, found.wrong) == (job, ()) and list((tmp_path / "copies" / "spool").iterdir()) == []
+    world.end()
 
 
 def test_old_versions_and_bodies_go_from_a_bucket(rclone: S3Server, tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_what_one_process_refuses_the_other_refuses(world: World, second: Second
 def test_a_process_that_missed_news_trusts_no_token_that_it_knew(world: World, second: Second) -> None:
     device, own = second.registry.enrol(world.registry.invite(1, 60), "a device", DeviceProfile())
     listens = "query LIKE 'LISTEN%' OR query = 'SELECT 1'"
-    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ({listens}) AND pid <> pg_backend_pid()"
+    mine = "application_name = current_setting('application_name') AND pid <> pg_backend_pid()"  # no other test's
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE ({listens}) AND {mine}"
     hashed = next(iter(second.registry._known))
     assert second.registry.known_device(hashed) == device and own
     assert (True,) in query(world.root, cut)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from federation import identity
-from federation.identity import device_id, task_seed
+from federation.identity import device_id, free_name, task_seed
 
 
 def ids(*names: str) -> list[str]:
@@ -43,6 +43,26 @@ def test_devices_of_the_same_name_are_told_apart_the_same_way_each_time() -> Non
 def test_no_two_devices_share_an_id(names: list[str]) -> None:
     found = ids(*names)
     assert len(set(found)) == len(names) and all(len(one) == 12 and int(one, 16) >= 0 for one in found)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 100, 1025])
+def test_of_many_devices_with_one_name_each_asks_for_few_names(count: int) -> None:
+    """The numbers are those that counting up would find, and the work does not grow with the fleet."""
+    known: set[str] = set()
+    asked = 0
+
+    def taken(name: str) -> bool:
+        nonlocal asked
+        asked += 1
+        return name in known
+
+    for number in range(1, count + 1):
+        found = free_name("pi", taken)
+        assert found == ("pi" if number == 1 else f"pi-{number}")
+        known.add(found)
+    assert asked <= count * (2 + 2 * math.log2(count))
+    known.discard("pi")
+    assert free_name("pi", taken) == "pi"
 
 
 def test_whoever_has_the_id_already_keeps_it() -> None:

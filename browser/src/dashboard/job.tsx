@@ -172,6 +172,8 @@ const LOGGED: Readonly<Record<string, (body: Readonly<Record<string, unknown>>, 
   RejectUpdate: (body, name) => `An update of ${name} does not count: ${body.reason}`,
   WarnLayerUncovered: (body) => `No device trains ${[body.layers ?? body.layer].flat().join(", ")}`,
   RoundAbandoned: (body) => `Round ${body.round} was given up: ${body.reason}`,
+  SumLost: (body) => `${body.updates} updates of round ${body.round} are folded again: ${body.message}`,
+  UpdateLost: (body, name) => `The update of ${name} is lost: ${body.message}`,
   CloseFailed: (body) => `Round ${body.round} could not be closed: ${body.message}`,
 };
 
