@@ -427,7 +427,7 @@ def _write_boundary(
         planned = plan_memory(lambda parts, alone: write(parts=parts, alone=alone), source.batch, choices.memory_plan)
         (directory / name).write_bytes(serialise(planned.model))
         head = _write_head(cut, boundary, where, directory, f"forward.{stem}.onnx") if cut else None
-        memory = step_memory(planned.model, graph.stored, planned.complete)
+        memory = step_memory(planned.model, planned.sizes, graph.stored)
         boundary = replace(boundary, train=file_ref(directory, name), step_memory=memory, head=head)
     if "ort-training" in choices.engines:
         refs, notes = _write_ort(graph, suffix, boundary, source, directory, f"ort_training/{stem}")

@@ -12,7 +12,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from model_export.graph import inputs_with_subgraphs
-from model_export.lifetimes import Size, alive_before
+from model_export.lifetimes import Course, Size, not_in_arena, steps_of
 from model_export.recompute import FAR, SMALL, turn_of, with_nodes
 
 _FLOAT = 4
@@ -20,17 +20,17 @@ _FLOAT = 4
 
 def store_halves(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> onnx.ModelProto:
     """Write the graph so that large values wait for the backward pass as float16."""
-    nodes = list(model.graph.node)
-    turn = turn_of(nodes)
+    steps = steps_of(model)
+    turn = turn_of(steps)
     fixed = {value.name for value in model.graph.output}
-    for node in nodes[turn:]:  # bodies of loops read what they capture by its name
-        fixed |= set(inputs_with_subgraphs(node)) - set(node.input)
+    for step in steps[turn:]:
+        fixed |= set(step.captured) - set(step.inputs)
     kept = {
         owner: names
-        for owner, names in alive_before(model, sizes, batch, turn).items()
+        for owner, names in Course(steps, not_in_arena(model), sizes, until=turn).alive().items()
         if sizes[owner].at(batch) > SMALL and all(sizes[n].item == _FLOAT and n not in fixed for n in names)
     }
-    return with_nodes(model, _Writer(nodes, turn, kept).write())
+    return with_nodes(model, _Writer(list(model.graph.node), turn, kept).write())
 
 
 class _Writer:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -51,26 +52,72 @@ class Size:
     symbols: tuple[int | str, ...] | None = None  # the shape as the runtime knows it beforehand, if it does
 
     def at(self, batch: int) -> int:
+        low, growth = self._elements
+        return self.item * max(0, low + growth * (batch - _SIZED_AT[0]))
+
+    @cached_property
+    def _elements(self) -> tuple[int, int]:
+        """Elements at the first of the two batch sizes, and by how many one more sample adds to them."""
         low, high = (math.prod(shape) for shape in self.shapes)
-        return self.item * max(0, low + (high - low) * (batch - _SIZED_AT[0]))
+        return low, high - low
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node, or a copy of one under other names. Plans look at nodes so often that asking protobufs takes too long."""
+
+    node: NodeProto
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captured: tuple[str, ...]  # what bodies of loops read by its name
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return (*filter(None, self.inputs), *self.captured)
+
+    def renamed(self, inputs: tuple[str, ...], outputs: tuple[str, ...], name: str) -> Step:
+        return replace(self, inputs=inputs, outputs=outputs, name=name)
+
+    def written(self) -> NodeProto:
+        twin = NodeProto()
+        twin.CopyFrom(self.node)
+        twin.name = self.name
+        twin.input[:] = self.inputs
+        twin.output[:] = self.outputs
+        return twin
+
+
+def steps_of(model: onnx.ModelProto) -> list[Step]:
+    """Read the nodes of a graph."""
+    return [_step(node) for node in model.graph.node]
+
+
+def _step(node: NodeProto) -> Step:
+    inputs = tuple(node.input)
+    captured = inputs_with_subgraphs(node)[sum(map(bool, inputs)) :] if node.attribute else ()
+    return Step(node, node.name, node.op_type, inputs, tuple(node.output), tuple(captured))
 
 
 def step_memory(
-    model: onnx.ModelProto, stored: Collection[str] = (), complete: Callable[[], onnx.ModelProto] | None = None
+    model: onnx.ModelProto, sizes: Mapping[str, Size], stored: Collection[str] = ()
 ) -> tuple[tuple[int, int], ...]:
     """Predict (batch, bytes) for some batch sizes; `stored` constants will lie in a mapped file.
 
     Parameters, gradients, momentum and the batch itself are not in it: they are the caller's, outside the graph.
-    `complete` makes the same model with its stored constants inside, where it has to be run to know its shapes.
     """
-    sizes = sizes_of(model, complete)
+    course = Course(steps_of(model), not_in_arena(model), sizes)
     constants = sum(math.prod(t.dims) * _FLOAT for t in model.graph.initializer if t.name not in stored)
     fixed = SESSION_BYTES + NODE_BYTES * len(model.graph.node) + int(CONSTANT_COPIES * constants)
-    return tuple((batch, fixed + int((1 + SCRATCH) * touched(model, sizes, batch))) for batch in BATCHES)
+    return tuple((batch, fixed + int((1 + SCRATCH) * course.touched(batch))) for batch in BATCHES)
 
 
 def sizes_of(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto] | None = None) -> Mapping[str, Size]:
-    """Find the shape of every value; `complete` as for `step_memory`."""
+    """Find the shape of every value.
+
+    `complete` makes the same model with its stored constants inside, where it has to be run to know its shapes.
+    """
     low, high = (_shapes(model, batch, complete or (lambda: model)) for batch in _SIZED_AT)
     symbols = _symbols(model)
     return {
@@ -122,27 +169,8 @@ def _seen(model: onnx.ModelProto, inputs: Mapping[str, tuple[Shape, int]]) -> di
 
 
 def touched(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> int:
-    """Bytes that the arena has touched after two steps: the second finds the blocks of the first."""
-    arena = _Arena()
-    for _ in range(2):
-        _run(model.graph.node, not_in_arena(model), sizes, batch, arena)
-    return arena.touched
-
-
-def alive_before(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, place: int) -> dict[str, list[str]]:
-    """Find what lies in the arena before node `place` runs: by the value whose memory it is, all that share it."""
-    found: dict[str, list[str]] = {}
-    for name, owner in _run(model.graph.node, not_in_arena(model), sizes, batch, _Arena(), until=place).items():
-        if owner is not None:
-            found.setdefault(owner, []).append(name)
-    return found
-
-
-def alive_during(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int) -> list[int]:
-    """Count the bytes that lie in the arena while each node runs."""
-    arena, found = _Arena(), []
-    _run(model.graph.node, not_in_arena(model), sizes, batch, arena, watch=lambda: found.append(arena.used))
-    return found
+    """Count the bytes that the arena has touched after two steps."""
+    return Course(steps_of(model), not_in_arena(model), sizes).touched(batch)
 
 
 def not_in_arena(model: onnx.ModelProto) -> set[str]:
@@ -152,84 +180,105 @@ def not_in_arena(model: onnx.ModelProto) -> set[str]:
     return {LOSS, *bound, *(t.name for t in graph.initializer), *(value.name for value in graph.input)}
 
 
-def _run(
-    nodes: Sequence[NodeProto],
-    outside: set[str],
-    sizes: Mapping[str, Size],
-    batch: int,
-    arena: _Arena,
-    until: int | None = None,
-    watch: Callable[[], None] = lambda: None,
-) -> dict[str, str | None]:
-    """Let the values of a step, or of its first nodes, come and go; return those alive and whose memory they have.
+class Course:
+    """How the values of a step, or of its first nodes, come and go. The same at every batch size; only sizes grow."""
 
-    `watch` is called while each node runs.
-    """
-    last = {name: number for number, node in enumerate(nodes) for name in inputs_with_subgraphs(node)}
-    buffer: dict[str, str | None] = {}  # value -> the value whose memory it has; None: memory from outside
-    users: dict[str, int] = {}
-    blocks: dict[str, int] = {}
-    for number, node in enumerate(nodes[:until]):
-        outputs = [name for name in node.output if name and name not in outside]
+    def __init__(
+        self, steps: Sequence[Step], outside: set[str], sizes: Mapping[str, Size], until: int | None = None
+    ) -> None:
+        """`outside`: what is not in the arena."""
+        self._outside = outside
+        self._sizes = sizes
+        self._last = {name: number for number, step in enumerate(steps) for name in step.reads}
+        self._buffer: dict[str, str | None] = {}  # value -> the value whose memory it has; None: memory from outside
+        self._users: dict[str, int] = {}
+        # Of each node: what it takes, its scratch memory, and what it gives back.
+        self._events = [self._run(number, step) for number, step in enumerate(steps[:until])]
+
+    def touched(self, batch: int) -> int:
+        """Count the bytes that the arena has touched after two steps: the second finds the blocks of the first."""
+        arena = _Arena()
+        for _ in range(2):
+            for _ in self._replay(arena, batch):
+                pass
+        return arena.touched
+
+    def alive_during(self, batch: int) -> list[int]:
+        """Count the bytes that lie in the arena while each node runs."""
+        arena = _Arena()
+        return [arena.used for _ in self._replay(arena, batch)]
+
+    def alive(self) -> dict[str, list[str]]:
+        """Find what is left in the arena: by the value whose memory it is, all that share it."""
+        found: dict[str, list[str]] = {}
+        for name, owner in self._buffer.items():
+            if owner is not None:
+                found.setdefault(owner, []).append(name)
+        return found
+
+    def _replay(self, arena: _Arena, batch: int) -> Iterator[None]:
+        """Take and give back; stop while each node runs."""
+        blocks: dict[str, int] = {}
+        for taken, scratch, given in self._events:
+            for name in taken:
+                blocks[name] = arena.take(self._sizes[name].at(batch))
+            block = arena.take(scratch) if scratch else None
+            yield
+            if block is not None:
+                arena.give_back(block)
+            for name in given:
+                arena.give_back(blocks.pop(name))
+        for left in blocks.values():
+            arena.give_back(left)
+
+    def _run(self, number: int, step: Step) -> tuple[list[str], int, list[str]]:
+        outputs = [name for name in step.outputs if name and name not in self._outside]
+        taken: list[str] = []
+        given: list[str] = []
         for name in outputs:
-            shared = _shared(node, number, name, buffer, users, last, sizes, outside)
-            buffer[name] = shared
-            if shared == name:
-                blocks[name] = arena.take(sizes[name].at(batch))
-            if shared is not None:
-                users[shared] = users.get(shared, 0) + 1
-        scratch = _scratch(node, sizes)
-        block = arena.take(scratch) if scratch else None
-        watch()
-        if block is not None:
-            arena.give_back(block)
-        for name in {*inputs_with_subgraphs(node), *outputs}:
-            if name in buffer and name != PREDICTIONS and last.get(name, -1) <= number:
-                owner = buffer.pop(name)
+            owner = self._buffer[name] = self._owner(number, step, name)
+            if owner == name:
+                taken.append(name)
+            if owner is not None:
+                self._users[owner] = self._users.get(owner, 0) + 1
+        for name in {*step.reads, *outputs}:
+            if name in self._buffer and name != PREDICTIONS and self._last.get(name, -1) <= number:
+                owner = self._buffer.pop(name)
                 if owner is not None:
-                    users[owner] -= 1
-                    if not users[owner]:
-                        arena.give_back(blocks.pop(owner))
-    for left in blocks.values():
-        arena.give_back(left)
-    return buffer
+                    self._users[owner] -= 1
+                    if not self._users[owner]:
+                        given.append(owner)
+        return taken, _scratch(step, self._sizes), given
+
+    def _owner(self, number: int, step: Step, name: str) -> str | None:
+        """Find whose memory an output has: its own, an input's that nothing reads any more, or a reshaped one's."""
+        if step.op_type in _SAME_BUFFER:
+            source = step.inputs[0]
+            return None if source in self._outside else self._buffer[source]
+        if step.op_type in _IN_PLACE:
+            for source in step.inputs[:2]:
+                owner = self._buffer.get(source)
+                free = owner is not None and self._last[source] == number and self._users[owner] == 1
+                if free and self._is_known_equal(source, name):
+                    return owner
+        return name
+
+    def _is_known_equal(self, source: str, name: str) -> bool:
+        """Whether the runtime knows beforehand that shapes are equal; it writes over an input only then."""
+        one, other = self._sizes[source], self._sizes[name]
+        return one.symbols is not None and (one.symbols, one.item) == (other.symbols, other.item)
 
 
-def _shared(
-    node: NodeProto,
-    number: int,
-    name: str,
-    buffer: Mapping[str, str | None],
-    users: Mapping[str, int],
-    last: Mapping[str, int],
-    sizes: Mapping[str, Size],
-    outside: set[str],
-) -> str | None:
-    """Find whose memory an output has: its own, that of an input nothing reads any more, or that of a reshaped one."""
-    if node.op_type in _SAME_BUFFER:
-        source = node.input[0]
-        return None if source in outside else buffer[source]
-    if node.op_type in _IN_PLACE:
-        for source in node.input[:2]:
-            owner = buffer.get(source)
-            # The runtime writes over an input only if it knows beforehand that the shapes are equal.
-            known = source in sizes and sizes[source].symbols is not None
-            same = known and (sizes[source].symbols, sizes[source].item) == (sizes[name].symbols, sizes[name].item)
-            if owner is not None and same and last[source] == number and users[owner] == 1:
-                return owner
-    return name
-
-
-def _scratch(node: NodeProto, sizes: Mapping[str, Size]) -> int:
+def _scratch(step: Step, sizes: Mapping[str, Size]) -> int:
     """Bytes of the matrix into which a convolution spreads one group of one image."""
-    if node.op_type not in ("Conv", "ConvTranspose"):
+    if step.op_type not in ("Conv", "ConvTranspose"):
         return 0
-    forward = node.op_type == "Conv"
-    wide, narrow = (node.input[0], node.output[0]) if forward else (node.output[0], node.input[0])
-    kernel = sizes[node.input[1]].shapes[0][2:]
+    forward = step.op_type == "Conv"
+    wide, narrow = (step.inputs[0], step.outputs[0]) if forward else (step.outputs[0], step.inputs[0])
+    kernel = sizes[step.inputs[1]].shapes[0][2:]
     if forward and math.prod(kernel) == 1:
         return 0
-    channels = sizes[wide].shapes[0][1] // int(attribute(node, "group", 1))
+    channels = sizes[wide].shapes[0][1] // int(attribute(step.node, "group", 1))
     return _FLOAT * channels * math.prod(kernel) * math.prod(sizes[narrow].shapes[0][2:])
 
 

@@ -8,14 +8,14 @@ own, which take memory too, so parts are added where the peak lies, as long as t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from federation.manifest import MemoryPlan
 from model_export.half_store import store_halves
-from model_export.lifetimes import NODE_BYTES, Size, alive_during, sizes_of, touched
+from model_export.lifetimes import NODE_BYTES, Course, Size, not_in_arena, sizes_of, steps_of
 from model_export.recompute import AGAIN, SLOWER, choose_remade, remake
 from model_export.shared_values import share_values
 
@@ -29,8 +29,8 @@ class Planned:
     """A training graph, and how it was made."""
 
     model: onnx.ModelProto
+    sizes: Mapping[str, Size]
     parts: Parts
-    complete: Callable[[], onnx.ModelProto]  # makes the same graph with its stored weights inside
 
 
 def plan_memory(write: Write, batch: int, plan: MemoryPlan) -> Planned:
@@ -38,45 +38,55 @@ def plan_memory(write: Write, batch: int, plan: MemoryPlan) -> Planned:
     best = _written(write, {}, batch, plan)
     if not SLOWER[plan]:
         return best
-    sizes, size = _measured(best, batch)
+    course = _course(best)
+    size = _size(best, course, batch)
     for _ in range(ATTEMPTS):
-        parts = _more_parts(best, sizes, batch)
+        parts = _more_parts(best, course.alive_during(batch))
         if parts == best.parts:
             break
         other = _written(write, parts, batch, plan)
-        other_sizes, other_size = _measured(other, batch)
+        course = _course(other)
+        other_size = _size(other, course, batch)
         if other_size >= size:
             break
-        best, sizes, size = other, other_sizes, other_size
+        best, size = other, other_size
     return best
 
 
 def _written(write: Write, parts: Parts, batch: int, plan: MemoryPlan) -> Planned:
-    def shared(alone: bool) -> onnx.ModelProto:
-        plain = write(parts, alone)
-        return share_values(plain, sizes_of(plain, lambda: write(parts, True)), batch)
-
-    plain = shared(alone=False)
-    remade = choose_remade(plain, batch, SLOWER[plan], lambda: shared(alone=True))
-
     def complete() -> onnx.ModelProto:
-        return remake(shared(alone=True), remade)
+        return write(parts, True)
 
-    model = remake(plain, remade)
+    plain = write(parts, False)
+    sizes = sizes_of(plain, complete)
+    shared = share_values(plain, sizes, batch)
+    remade = choose_remade(shared, sizes, batch, SLOWER[plan])
+
+    def again(model: onnx.ModelProto) -> onnx.ModelProto:
+        return remake(share_values(model, sizes, batch), remade)
+
+    model = remake(shared, remade)
+    sizes_remade = sizes_of(model, lambda: again(complete()))
     if plan != "half":
-        return Planned(model, parts, complete)
-    sizes = sizes_of(model, complete)
-    return Planned(store_halves(model, sizes, batch), parts, lambda: store_halves(complete(), sizes, batch))
+        return Planned(model, sizes_remade, parts)
+    halved = store_halves(model, sizes_remade, batch)
+    sizes_halved = sizes_of(halved, lambda: store_halves(again(complete()), sizes_remade, batch))
+    return Planned(halved, sizes_halved, parts)
 
 
-def _measured(planned: Planned, batch: int) -> tuple[Mapping[str, Size], int]:
-    sizes = sizes_of(planned.model, planned.complete)
-    return sizes, touched(planned.model, sizes, batch) + NODE_BYTES * len(planned.model.graph.node)
+def _course(planned: Planned) -> Course:
+    return Course(steps_of(planned.model), not_in_arena(planned.model), planned.sizes)
 
 
-def _more_parts(planned: Planned, sizes: Mapping[str, Size], batch: int) -> Parts:
-    """Divide every convolution that passes a lower peak into so many parts that it should not."""
-    alive = alive_during(planned.model, sizes, batch)
+def _size(planned: Planned, course: Course, batch: int) -> int:
+    return course.touched(batch) + NODE_BYTES * len(planned.model.graph.node)
+
+
+def _more_parts(planned: Planned, alive: Sequence[int]) -> Parts:
+    """Divide every convolution that passes a lower peak into so many parts that it should not.
+
+    `alive`: bytes that lie in the arena while each node runs.
+    """
     aim = LOWER * max(alive, default=0)
     before: dict[str, int] = {}  # by scope: what was alive when it began
     most: dict[str, int] = {}

@@ -8,7 +8,7 @@ from values that are kept. Each node that runs again is the same operator on the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,8 +16,8 @@ import onnx
 from onnx import NodeProto
 
 from federation.manifest import MemoryPlan
-from model_export.graph import attribute, inputs_with_subgraphs
-from model_export.lifetimes import NODE_BYTES, Size, alive_before, not_in_arena, sizes_of, touched
+from model_export.graph import attribute
+from model_export.lifetimes import NODE_BYTES, Course, Size, Step, not_in_arena, steps_of
 
 # By how much a step may become slower, by the model of time below.
 SLOWER: Mapping[MemoryPlan, float] = {"fast": 0.0, "balanced": 0.05, "small": 0.25, "half": 0.05}
@@ -63,17 +63,15 @@ class _Candidate:
     seconds: float
 
 
-def choose_remade(
-    model: onnx.ModelProto, batch: int, slower: float, complete: Callable[[], onnx.ModelProto] | None = None
-) -> list[Remade]:
+def choose_remade(model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, slower: float) -> list[Remade]:
     """Choose what to make again, so that a step takes at most the share `slower` longer, by a rough model of time.
 
     What frees most in a second comes first. Late choices may not pay, because what they need then lives longer: of the
-    beginnings of that list the best by the arena counts. `complete` as for `step_memory`.
+    beginnings of that list the best by the arena counts.
     """
     if not slower:
         return []
-    search = _Search(model, sizes_of(model, complete), batch, keeps=slower < MUCH_SLOWER)
+    search = _Search(model, sizes, batch, keeps=slower < MUCH_SLOWER)
     left = slower * search.step_seconds
     chosen: list[Remade] = []
     while found := [one for one in search.candidates() if one.seconds <= left]:
@@ -87,7 +85,7 @@ def choose_remade(
 
 def remake(model: onnx.ModelProto, chosen: Sequence[Remade]) -> onnx.ModelProto:
     """The same graph, in which the backward pass reads second copies of the chosen values."""
-    return with_nodes(model, _Writer(list(model.graph.node), chosen).write())
+    return with_nodes(model, [step.written() for step in _Writer(steps_of(model), chosen).write()])
 
 
 def with_nodes(model: onnx.ModelProto, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
@@ -102,44 +100,41 @@ def _again(name: str, number: int, copy: int) -> str:
     return f"{name}{AGAIN}{number}.{copy}" if copy else f"{name}{AGAIN}{number}"
 
 
-def turn_of(nodes: Sequence[NodeProto]) -> int:
+def turn_of(steps: Sequence[Step]) -> int:
     """The number of the first node of the backward pass."""
-    return next((i for i, node in enumerate(nodes) if node.name.startswith("backward")), len(nodes))
+    return next((i for i, step in enumerate(steps) if step.name.startswith("backward")), len(steps))
 
 
 class _Writer:
     """Writes the nodes anew; what is made again comes in front of its readers, once more where they are far apart."""
 
-    def __init__(self, nodes: Sequence[NodeProto], chosen: Sequence[Remade]) -> None:
-        self._nodes = nodes
+    def __init__(self, steps: Sequence[Step], chosen: Sequence[Remade]) -> None:
+        self._steps = steps
         self._chosen = chosen
-        self._makers = {node.output[0]: node for node in nodes}
+        self._makers = {step.outputs[0]: step for step in steps}
         self._group = {name: number for number, one in enumerate(chosen) for name in one.values}
         self._copies: dict[int, int] = {}  # of a group, so far
         self._read: dict[int, int] = {}  # by group: where its last copy was read last
         self._place = 0
-        self.written: list[NodeProto] = []
+        self.written: list[Step] = []
         self.names: dict[str, str] = {}  # of copies: what they are copies of
 
-    def write(self) -> list[NodeProto]:
-        turn = turn_of(self._nodes)
-        self.written = list(self._nodes[:turn])
-        for place, node in enumerate(self._nodes[turn:]):
+    def write(self) -> list[Step]:
+        turn = turn_of(self._steps)
+        self.written = list(self._steps[:turn])
+        for place, step in enumerate(self._steps[turn:]):
             self._place = place
-            self.written.append(self._reading_again(node, {}))
+            inputs = self._inputs(step, {})
+            self.written.append(step if inputs == step.inputs else step.renamed(inputs, step.outputs, step.name))
         return self.written
 
-    def _reading_again(self, node: NodeProto, own: Mapping[str, str]) -> NodeProto:
-        """A node with new names for its inputs: `own`, or those of values that are made again, first of all."""
-        twin = NodeProto()
-        twin.CopyFrom(node)
-        for index, name in enumerate(node.input):
-            if name in own:
-                twin.input[index] = own[name]
-            elif name in self._group:
-                number = self._group[name]
-                twin.input[index] = _again(name, number, self._made(number))
-        return twin
+    def _inputs(self, step: Step, own: Mapping[str, str]) -> tuple[str, ...]:
+        """New names for the inputs of a node: `own`, or those of values that are made again, first of all."""
+        return tuple(own.get(name) or self._latest(name) for name in step.inputs)
+
+    def _latest(self, name: str) -> str:
+        number = self._group.get(name)
+        return name if number is None else _again(name, number, self._made(number))
 
     def _made(self, number: int) -> int:
         """Make a group unless a copy of it was read a moment ago; return the number of the copy to read."""
@@ -148,14 +143,13 @@ class _Writer:
         if near:
             return self._copies[number]
         copy = self._copies[number] = self._copies.get(number, -1) + 1
-        nodes = [self._makers[name] for name in self._chosen[number].nodes]
-        own = {output: _again(output, number, copy) for node in nodes for output in node.output if output}
+        steps = [self._makers[name] for name in self._chosen[number].nodes]
+        own = {output: _again(output, number, copy) for step in steps for output in step.outputs if output}
         self.names |= {again: name for name, again in own.items()}
-        for node in nodes:
-            twin = self._reading_again(node, own)
-            twin.name = _again(f"backward/{node.name.removeprefix('forward/')}", number, copy)
-            twin.output[:] = [own.get(name, name) for name in node.output]
-            self.written.append(twin)
+        for step in steps:
+            inputs, outputs = self._inputs(step, own), tuple(own.get(name, name) for name in step.outputs)
+            name = _again(f"backward/{step.name.removeprefix('forward/')}", number, copy)
+            self.written.append(step.renamed(inputs, outputs, name))
         return copy
 
 
@@ -165,27 +159,27 @@ class _Search:
     def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, Size], batch: int, keeps: bool) -> None:
         """`keeps`: what was made again stays until its last reader, however far apart readers are."""
         self._keeps = keeps
-        self._model = model
         self._batch = batch
         self._sizes = sizes
-        self._nodes = list(model.graph.node)
-        turn = turn_of(self._nodes)
-        self._maker = {name: number for number, node in enumerate(self._nodes) for name in node.output if name}
+        self._steps = steps_of(model)
+        self._seconds = [self._estimate(step) for step in self._steps]
+        turn = turn_of(self._steps)
+        self._maker = {name: number for number, step in enumerate(self._steps) for name in step.outputs if name}
         self._given = not_in_arena(model)
-        self._alive = alive_before(model, self._sizes, batch, turn)
+        self._alive = Course(self._steps, self._given, sizes, until=turn).alive()
         self._kept = {name for names in self._alive.values() for name in names}
         self._chosen: set[str] = set()
         self._fixed = {value.name for value in model.graph.output}
         self._reads: dict[str, list[int]] = {}  # by the backward pass: where
-        for number, node in enumerate(self._nodes[turn:]):
-            for name in inputs_with_subgraphs(node):
+        for number, step in enumerate(self._steps[turn:]):
+            for name in step.reads:
                 self._reads.setdefault(name, []).append(number)
-            self._fixed |= set(inputs_with_subgraphs(node)) - set(node.input)  # bodies of loops read it by its name
+            self._fixed |= set(step.captured) - set(step.inputs)
         self._needed = {name: places[0] for name, places in self._reads.items()}  # first, with what is made again
 
     @property
     def step_seconds(self) -> float:
-        return sum(self._seconds(number) for number in range(len(self._nodes)))
+        return sum(self._seconds)
 
     def candidates(self) -> list[_Candidate]:
         found = (self._candidate(owner, names) for owner, names in self._alive.items())
@@ -200,10 +194,10 @@ class _Search:
 
     def touched(self, chosen: Sequence[Remade]) -> int:
         """Follow every value through the arena."""
-        writer = _Writer(self._nodes, chosen)
-        nodes = writer.write()
+        writer = _Writer(self._steps, chosen)
+        steps = writer.write()
         sizes = {**self._sizes, **{again: self._sizes[name] for again, name in writer.names.items()}}
-        return NODE_BYTES * len(nodes) + touched(with_nodes(self._model, nodes), sizes, self._batch)
+        return NODE_BYTES * len(steps) + Course(steps, self._given, sizes).touched(self._batch)
 
     def _candidate(self, owner: str, names: Sequence[str]) -> _Candidate | None:
         size = self._sizes[owner].at(self._batch)
@@ -214,17 +208,17 @@ class _Search:
         first = min(self._needed[name] for name in names)
         if not all(self._trace(name, set(names), first, numbers, sources) for name in names):
             return None
-        once = self._keeps or any(self._nodes[number].op_type in PRODUCTS for number in numbers)
+        once = self._keeps or any(self._steps[number].op_type in PRODUCTS for number in numbers)
         times = 1 if once else self._times(names)
-        seconds = times * sum(self._seconds(number) for number in numbers)
+        seconds = times * sum(self._seconds[number] for number in numbers)
         freed = size - NODE_BYTES * times * len(numbers)
-        remade = Remade(tuple(names), tuple(self._nodes[number].output[0] for number in sorted(numbers)), once)
+        remade = Remade(tuple(names), tuple(self._steps[number].outputs[0] for number in sorted(numbers)), once)
         return _Candidate(remade, frozenset(sources), freed, seconds) if freed > 0 and seconds > 0 else None
 
     def _is_early(self, name: str, first: int | None = None) -> bool:
         """Whether a value, made again, would have to be there long before the backward pass itself reads it."""
         needed = self._needed[name] if first is None else min(first, self._needed[name])
-        return self._reads.get(name, [len(self._nodes)])[0] - needed > NEAR
+        return self._reads.get(name, [len(self._steps)])[0] - needed > NEAR
 
     def _times(self, names: Sequence[str]) -> int:
         """Count how often values in one piece of memory would be made again: once for readers that are near."""
@@ -234,22 +228,22 @@ class _Search:
     def _trace(self, name: str, wanted: set[str], first: int, numbers: set[int], sources: set[str]) -> bool:
         """Collect the nodes that make a value, back to what is there; whether all of them can run again."""
         number = self._maker[name]
-        node = self._nodes[number]
+        step = self._steps[number]
         if number in numbers:
             return True
-        if node.op_type not in REPEATABLE:
+        if step.op_type not in REPEATABLE:
             return False
         numbers.add(number)
-        for source in filter(None, node.input):
+        for source in filter(None, step.inputs):
             if source in self._given:
                 continue
             if source in self._chosen:
                 if self._is_early(source, first):
                     return False
                 sources.add(source)
-            elif source not in wanted and source in self._kept and not _overwrites(node, source):
+            elif source not in wanted and source in self._kept and not _overwrites(step, source):
                 sources.add(source)
-            elif source not in wanted and self._is_small(source) and not _overwrites(node, source):
+            elif source not in wanted and self._is_small(source) and not _overwrites(step, source):
                 continue
             elif not self._trace(source, wanted, first, numbers, sources):
                 return False
@@ -258,30 +252,29 @@ class _Search:
     def _is_small(self, name: str) -> bool:
         return self._sizes[name].at(self._batch) <= SMALL
 
-    def _seconds(self, number: int) -> float:
-        """Estimate the time of a node."""
-        node = self._nodes[number]
-        if node.op_type in FREE:
+    def _estimate(self, step: Step) -> float:
+        """Estimate the seconds of a node."""
+        if step.op_type in FREE:
             return 0.0
-        outputs = [self._sizes[name] for name in node.output if name]
-        inputs = [self._sizes[name] for name in inputs_with_subgraphs(node) if name in self._sizes]
+        outputs = [self._sizes[name] for name in step.outputs if name]
+        inputs = [self._sizes[name] for name in step.reads if name in self._sizes]
         moved = sum(size.at(self._batch) for size in (*outputs, *inputs)) / MOVED
-        return moved + _products(node, outputs[0], inputs, self._batch) / MULTIPLIED
+        return moved + _products(step.op_type, outputs[0], inputs, self._batch) / MULTIPLIED
 
 
-def _overwrites(node: NodeProto, name: str) -> bool:
+def _overwrites(step: Step, name: str) -> bool:
     """Whether the runtime writes results over an input, which therefore has to be made again too."""
-    trains = node.op_type == "BatchNormalization" and bool(attribute(node, "training_mode", 0))
-    return trains and name in node.input[3:]
+    trains = step.op_type == "BatchNormalization" and bool(attribute(step.node, "training_mode", 0))
+    return trains and name in step.inputs[3:]
 
 
-def _products(node: NodeProto, output: Size, inputs: Sequence[Size], batch: int) -> float:
+def _products(op_type: str, output: Size, inputs: Sequence[Size], batch: int) -> float:
     """Count the multiplications of a node."""
-    if node.op_type not in PRODUCTS:
+    if op_type not in PRODUCTS:
         return 0
     left, right, result = (size.at(batch) / size.item for size in (inputs[0], inputs[1], output))
-    if node.op_type == "Gemm":
+    if op_type == "Gemm":
         return math.sqrt(left * right * result)  # of rows * inner * columns each number twice
-    if node.op_type == "MatMul":
+    if op_type == "MatMul":
         return result * inputs[0].shapes[0][-1]
-    return (result if node.op_type == "Conv" else left) * right / inputs[1].shapes[0][0]
+    return (result if op_type == "Conv" else left) * right / inputs[1].shapes[0][0]

@@ -11,7 +11,7 @@ from edge_runtime.measure import Case, measure
 from edge_runtime.memory import current_memory
 from federation.capacity import predicted_memory, predicted_peak
 from federation.manifest import Manifest
-from model_export.lifetimes import BATCHES, _Arena, step_memory
+from model_export.lifetimes import BATCHES, _Arena, sizes_of, step_memory
 from model_export.zoo import ZOO
 from tests.memory_models import OWN, export_named
 
@@ -72,7 +72,7 @@ def chain(count: int, size: int) -> onnx.ModelProto:
 
 def test_a_value_lives_until_it_was_read_last() -> None:
     """In a chain two values are alive at once, however long it is; in numbers of the batch."""
-    short, long = (dict(step_memory(chain(count, 1024))) for count in (3, 40))
+    short, long = (dict(step_memory(model, sizes_of(model))) for model in (chain(3, 1024), chain(40, 1024)))
     assert set(short) == set(BATCHES)
     slope = (long[256] - long[128]) / 128
     assert 2 * 4 * 1024 <= slope < 2.2 * 4 * 1024

@@ -49,7 +49,7 @@ def test_parts_lower_the_peak_and_keep_the_gradients() -> None:
         return touched(model, sizes_of(model), BATCH) + NODE_BYTES * len(model.graph.node)
 
     plain = write({}, False)
-    whole = remake(plain, choose_remade(plain, BATCH, SLOWER["balanced"]))
+    whole = remake(plain, choose_remade(plain, sizes_of(plain), BATCH, SLOWER["balanced"]))
     planned = plan_memory(write, BATCH, "balanced")
     onnx.checker.check_model(planned.model)
     assert max(planned.parts.values()) > 1

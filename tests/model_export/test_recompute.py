@@ -112,7 +112,7 @@ def run(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 def check(name: str, slower: float, batch: int) -> None:
     plain = plain_graph(name)
-    chosen = choose_remade(plain, batch, slower)
+    chosen = choose_remade(plain, sizes_of(plain), batch, slower)
     remade = remake(plain, chosen)
     onnx.checker.check_model(remade)
     before, after = run(plain), run(remade)
@@ -136,9 +136,11 @@ def test_every_model_keeps_its_bits(name: str, plan: str) -> None:
 
 def test_more_time_buys_memory_and_none_changes_nothing() -> None:
     plain = plain_graph("separable")
-    assert choose_remade(plain, 32, SLOWER["fast"]) == []
-    sizes = [touched(g, sizes_of(g), 32) for g in (remake(plain, choose_remade(plain, 32, s)) for s in SLOWER.values())]
-    assert sizes[0] >= sizes[1] > sizes[2]
+    sizes = sizes_of(plain)
+    assert choose_remade(plain, sizes, 32, SLOWER["fast"]) == []
+    remade = [remake(plain, choose_remade(plain, sizes, 32, slower)) for slower in SLOWER.values()]
+    needs = [touched(model, sizes_of(model), 32) for model in remade]
+    assert needs[0] >= needs[1] > needs[2]
 
 
 def test_what_is_made_again_comes_in_front_of_its_first_reader_together_with_what_it_is_made_from() -> None:
