@@ -37,6 +37,7 @@ def run_values(model: onnx.ModelProto, feed: dict[str, np.ndarray], wanted: Iter
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # two or three samples: threads would wait for each other
     names = [value.name for value in wide.graph.output]
     try:
         session = ort.InferenceSession(wide.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -204,18 +204,6 @@ def test_an_agents_credentials(
     assert answer.code == 2 and re.match(said, answer.error), answer.error
 
 
-def serve(directory: Path, *options: str, **environment: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "embrace", "serve", "--data", str(directory), *options],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "300", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "environment", "said"),
     [
@@ -232,29 +220,39 @@ def serve(directory: Path, *options: str, **environment: str) -> tuple[int, str,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_serve(tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], said: str) -> None:
-    code, out, err = serve(tmp_path / "c", *options, **environment)
-    assert (code, out) == (2, "") and err.startswith(f"error: {said}") and err.count("\n") == 1, err
+def test_serve(
+    embrace: Embrace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    environment: dict[str, str],
+    said: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    answer = embrace("serve", "--data", tmp_path / "c", *options)
+    assert (answer.code, answer.out) == (2, "") and answer.error.startswith(said)
 
 
-def test_serve_on_a_port_that_is_taken_makes_no_tokens(tmp_path: Path) -> None:
+def test_serve_on_a_port_that_is_taken_makes_no_tokens(embrace: Embrace, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, out, err = serve(tmp_path / "c", "--port", str(port))
-    assert code == 2 and out == "" and f"error: cannot listen on 127.0.0.1:{port}: " in err
+        answer = embrace("serve", "--data", tmp_path / "c", "--port", port)
+    assert answer.code == 2 and answer.out == "" and f"error: cannot listen on 127.0.0.1:{port}: " in answer.err
     assert not (tmp_path / "c" / "admin.token").exists()
 
 
-def test_serve_in_a_place_that_cannot_be_used(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    code, _, err = serve(tmp_path / "file" / "c")
-    assert code == 2 and err.startswith("error: cannot use ") and err.count("\n") == 1
-    code, _, err = serve(tmp_path / "file")
-    assert (code, err) == (2, f"error: cannot use {tmp_path / 'file'}: it is a file, expected a directory\n")
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "coordinator.db").write_text("this is no database, whatever its name says")
-    code, _, err = serve(tmp_path / "c")
-    assert (code, err) == (2, "error: cannot open the database: file is not a database\n")
+def test_serve_in_a_place_that_cannot_be_used(embrace: Embrace, tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "c"
+    file.touch()
+    inside = embrace("serve", "--data", file / "c")
+    assert inside.code == 2 and inside.error.startswith("cannot use ")
+    itself = embrace("serve", "--data", file)
+    assert (itself.code, itself.error) == (2, f"cannot use {file}: it is a file, expected a directory")
+    other.mkdir()
+    (other / "coordinator.db").write_text("this is no database, whatever its name says")
+    broken = embrace("serve", "--data", other)
+    assert (broken.code, broken.error) == (2, "cannot open the database: file is not a database")
 
 
 def test_serve_says_where_the_administrators_token_is(tmp_path: Path) -> None:
@@ -275,11 +273,10 @@ def test_serve_says_where_the_administrators_token_is(tmp_path: Path) -> None:
     assert said == f"administrator's token, as before; it is not in {file} any more\n"
 
 
-def test_two_coordinators_on_one_directory(server: LiveServer) -> None:
-    code, out, err = serve(server._log.parent / "data", "--port", "0")
-    assert (code, out) == (2, "") and err.endswith(
-        f"data is in use: another coordinator runs on it, process {server.process.pid}\n"
-    )
+def test_two_coordinators_on_one_directory(embrace: Embrace, server: LiveServer) -> None:
+    answer = embrace("serve", "--data", server._log.parent / "data", "--port", 0)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.error.endswith(f"data is in use: another coordinator runs on it, process {server.process.pid}")
 
 
 def test_a_job_is_deleted_once_it_is_over(admin: Embrace, server: LiveServer, tmp_path: Path) -> None:
