@@ -11,7 +11,7 @@ from bench.papers.embracing import AVERAGED, STATIC
 from bench.papers.report import VERDICTS, was_run
 
 Stored = Callable[[str, str], Mapping[str, Any] | None]  # table, scale -> its report, with today's verdicts
-Figure = tuple[str, str]  # row and column; a row that has another label at scale `full` has both, with | between
+Figure = tuple[str, str]  # row and column; either may name others with | between, and the first that is there counts
 NOT_RUN = "not run"
 
 
