@@ -25,7 +25,7 @@ from edge_runtime.data_reference import file_of
 from edge_runtime.device import Device, DeviceMemory
 from edge_runtime.device_state import KeptFiles, forget_finished
 from edge_runtime.engine.choose import choose_engine
-from edge_runtime.engine.session import RuntimeSettings, give_back_memory
+from edge_runtime.engine.session import FrozenType, RuntimeSettings, give_back_memory
 from edge_runtime.enrolment import check_work_folder, credential
 from edge_runtime.evaluate import score_received
 from edge_runtime.files import sole_user
@@ -119,6 +119,7 @@ class Agent:
         profile: str = "auto",
         threads: int = 1,
         spinning: bool = True,
+        frozen: FrozenType = "float32",
         work: str | Path | None = None,
         certificate: str | Path | None = None,
         trust: Sequence[str] = (),
@@ -132,13 +133,13 @@ class Agent:
         `token` is an enrolment token, needed the first time. `data` is a pair of arrays, FILE.npz, a folder of images
         by class, FILE.csv, FILE.jsonl, FILE.txt or FILE.py:NAME; `tokenizer` makes tokens of texts, without it the
         bundle's. `memory` is a budget such as "64MB" for the whole process; `tier` or
-        `boundary` fix what is trained.
+        `boundary` fix what is trained. With `frozen` "int8" the other layers run in 8 bits: less exact, in less time.
         `trust` are public keys, or files with them: bundles of other signers are refused. Without, the signer of the
         first bundle is remembered. `limits` bound what any task may take here.
         `on_notice` gets what a person at the device should know: its name, what it waits for.
         """
         folder = Path(work) if work is not None else default_work()
-        settings = RuntimeSettings(threads, spinning)
+        settings = RuntimeSettings(threads, spinning, frozen=frozen)
         device = Device(data, folder, memory, tier, engine, profile, settings, boundary=boundary)
         device = replace(device, limits=limits or OwnLimits(), trust=tuple(map(read_public, trust)))
         if tokenizer is not None:

@@ -3,12 +3,12 @@ them, go on with the next. The whole model is never in memory.
 
 While one group of layers computes, the next one is fetched. The layers of a group run as one graph where they can
 (join_layers.py): values pass from one to the next in the runtime's own layout. ResNet20's at the weak tier take 11 %
-less time so, and give the same to within the rounding of float32.
+less time so, and give the same to within the rounding of float32. In 8 bits (int8_layers.py) they take half of it; as
+that is less exact, a device's owner has to ask for it, and evaluation and measured statistics stay float32.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from edge_runtime.activations import ActivationStore, StoredType
 from edge_runtime.bundle_files import read_range
-from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import RuntimeSettings, is_out_of_memory
+from edge_runtime.engine.portable import LayerForward, open_beside
+from edge_runtime.engine.session import FrozenType, RuntimeSettings, is_out_of_memory
 from edge_runtime.frozen_statistics import FrozenStatistics
+from edge_runtime.int8_layers import open_int8, tell_float
 from edge_runtime.join_layers import join_layers
 from edge_runtime.layers import LayerSource
 from edge_runtime.timing import FORWARD, Stopwatch
@@ -44,6 +45,7 @@ class ForwardPlan:
     batch: int = 64  # samples that go through a layer at once
     memory: int | None = None  # bytes for the layers that are loaded at the same time; None: all at once
     stored_as: StoredType = "float32"
+    computed_in: FrozenType = "float32"
     folder: Path | None = None  # where activations are kept; None: in memory
     store_limit: int | None = None  # the most bytes of one store
 
@@ -120,12 +122,14 @@ def store_activations(
     with ThreadPoolExecutor(1, "fetch") as pool, ExitStack() as unfinished:
         for part, graphs in _fetched(fetch_part, parts, pool, watch):
             with watch.part("load"):
-                loaded = _open(
-                    graphs,
-                    {layer: pieces[layer].name for layer in part},
-                    _settings_of(manifest, part, plan.memory, settings),
-                    join=statistics is None,
-                )
+                names = {layer: pieces[layer].name for layer in part}
+                own = _settings_of(manifest, part, plan.memory, settings)
+                rows = store.rows if store else inputs
+                loaded = []
+                if plan.computed_in == "int8":
+                    why = _why_float(manifest, part, plan.memory, own.profile, statistics)
+                    loaded = _open_int8(graphs, names, own, rows, count, batch, why)
+                loaded = loaded or _open(graphs, names, own, join=statistics is None)
                 for layer, graph in zip(part, graphs, strict=True):
                     if statistics is not None:
                         statistics.begin(
@@ -144,7 +148,7 @@ def store_activations(
                 stop = min(start + batch, count)
                 report(pieces[part[-1]].name, part.start * count + len(part) * stop, end * count)
                 with watch.part("activation_io"):
-                    value = store.rows(start, stop) if store else inputs(start, stop)
+                    value = rows(start, stop)
                 value = _run_all(loaded, value, watch, statistics)
                 with watch.part("activation_io"):
                     following.write(start, value)
@@ -169,12 +173,50 @@ class _Loaded:
     name: str
 
 
+def _open_int8(
+    graphs: Sequence[Path],
+    names: Mapping[int, str],
+    settings: RuntimeSettings,
+    rows: Inputs,
+    count: int,
+    batch: int,
+    why_float: str | None,
+) -> list[_Loaded]:
+    """Open a group as one graph in 8 bits; where it has to stay float32 there is none."""
+    title = _title(names)
+    if why_float is not None:
+        tell_float(title, why_float)
+        return []
+    session = open_int8(graphs, title, settings, rows, count, batch)
+    return [] if session is None else [_Loaded(session, next(iter(names)), title)]
+
+
+def _why_float(
+    manifest: Manifest, part: range, memory: int | None, profile: str, statistics: FrozenStatistics | None
+) -> str | None:
+    """Say what of a round keeps a group from running in 8 bits.
+
+    To write it takes as much memory as its weights. `fast` packs them, which takes as much; `low_memory` takes none.
+    """
+    if statistics is not None:
+        return "what enters their batch norms is measured"
+    weights = sum(_bytes_of(manifest, layer) for layer in part)
+    if profile == "low_memory" and memory is not None and weights > memory:
+        return "there is too little memory to write them in 8 bits"
+    return None
+
+
+def _title(names: Mapping[int, str]) -> str:
+    first, *rest = names.values()
+    return f"{first} to {rest[-1]}" if rest else first
+
+
 def _open(graphs: Sequence[Path], names: Mapping[int, str], settings: RuntimeSettings, *, join: bool) -> list[_Loaded]:
     """Open a group, as one graph if that can be written."""
     layers = list(names)
     sessions = open_layers(graphs, settings) if join else [LayerForward(graph, settings) for graph in graphs]
     if len(sessions) < len(layers):
-        return [_Loaded(sessions[0], layers[0], f"{names[layers[0]]} to {names[layers[-1]]}")]
+        return [_Loaded(sessions[0], layers[0], _title(names))]
     return [_Loaded(session, layer, names[layer]) for session, layer in zip(sessions, layers, strict=True)]
 
 
@@ -189,18 +231,11 @@ def open_layers(graphs: Sequence[Path], settings: RuntimeSettings) -> list[Layer
 
 
 def _open_joined(graphs: Sequence[Path], settings: RuntimeSettings) -> LayerForward | None:
-    """Open several layers as one graph, which has to lie beside their weights while it is opened."""
     joined = join_layers([graph.read_bytes() for graph in graphs])
     try:
-        with tempfile.NamedTemporaryFile(dir=graphs[0].parent, suffix=".onnx", delete=False) as file:
-            file.write(joined)
+        return open_beside(LayerForward, [joined], graphs[0].parent, settings)
     except OSError:  # the folder cannot be written to
         return None
-    path = Path(file.name)
-    try:
-        return LayerForward(path, settings)
-    finally:
-        path.unlink()
 
 
 def _run_all(

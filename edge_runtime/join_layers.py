@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_runtime.onnx_file import refuse, split_fields
+from edge_runtime.onnx_write import GRAPH, INPUT, IR_VERSION, NAME, NODE, OPSETS, OUTPUT, TENSOR, field
 
-_IR_VERSION, _GRAPH, _OPSETS = 1, 7, 8  # fields of a model
-_NODE, _NAME, _TENSOR, _INPUT, _OUTPUT = 1, 2, 5, 11, 12  # ... of a graph
 # The fields of each message that are names, None, or messages with names in them.
 _INSIDE: dict[str, dict[int, str | None]] = {
-    "graph": {_NODE: "node", _TENSOR: "tensor", _INPUT: "value", _OUTPUT: "value", 13: "value"},
+    "graph": {NODE: "node", TENSOR: "tensor", INPUT: "value", OUTPUT: "value", 13: "value"},
     "node": {1: None, 2: None, 3: None, 5: "attribute"},
     "attribute": {6: "graph", 11: "graph"},
     "tensor": {8: None},
@@ -28,29 +27,29 @@ def join_layers(graphs: Sequence[bytes]) -> bytes:
     """Join layers in their order; UnsafeGraph if they are no ONNX files of one version of the operators."""
     models = [_fields_by_number(graph) for graph in graphs]
     first = models[0]
-    if any(model[number] != first[number] for model in models for number in (_IR_VERSION, _OPSETS)):
+    if any(model[number] != first[number] for model in models for number in (IR_VERSION, OPSETS)):
         refuse("it is written for other versions of the operators than the layer in front of it")
-    joined = bytearray(_field(_NAME, b"joined"))
+    joined = bytearray(field(NAME, b"joined"))
     for number, model in enumerate(models):
         rename, last = _renaming(number, len(models)), number == len(models) - 1
-        for field, value, _ in split_fields(memoryview(model[_GRAPH][0])):
-            inside = _INSIDE["graph"].get(field)
-            taken = field in (_NODE, _TENSOR) or (field == _INPUT and number == 0) or (field == _OUTPUT and last)
+        for part, value, _ in split_fields(memoryview(model[GRAPH][0])):
+            inside = _INSIDE["graph"].get(part)
+            taken = part in (NODE, TENSOR) or (part == INPUT and number == 0) or (part == OUTPUT and last)
             if taken and inside is not None:
-                joined += _field(field, _renamed(_message(value), inside, rename))
-    kept = b"".join(raw for number in (_IR_VERSION, _OPSETS) for raw in first[number])
-    return kept + _field(_GRAPH, bytes(joined))
+                joined += field(part, _renamed(_message(value), inside, rename))
+    kept = b"".join(raw for number in (IR_VERSION, OPSETS) for raw in first[number])
+    return kept + field(GRAPH, bytes(joined))
 
 
 def _fields_by_number(model: bytes) -> dict[int, list[bytes]]:
     """Read the fields of a model that count: versions as they are written, the graph without its number."""
     found: dict[int, list[bytes]] = {}
     for number, value, raw in split_fields(memoryview(model)):
-        if number in (_IR_VERSION, _OPSETS):
+        if number in (IR_VERSION, OPSETS):
             found.setdefault(number, []).append(bytes(raw))
-        elif number == _GRAPH:
+        elif number == GRAPH:
             found.setdefault(number, []).append(bytes(_message(value)))
-    if found.keys() != {_IR_VERSION, _GRAPH, _OPSETS}:
+    if found.keys() != {IR_VERSION, GRAPH, OPSETS}:
         refuse("it is no ONNX file, or a part of one")
     return found
 
@@ -71,7 +70,7 @@ def _renamed(data: memoryview, kind: str, rename: Rename) -> bytes:
             made += raw
             continue
         inside = _INSIDE[kind][number]
-        made += _field(
+        made += field(
             number, rename(bytes(_message(value))) if inside is None else _renamed(_message(value), inside, rename)
         )
     return bytes(made)
@@ -81,13 +80,3 @@ def _message(value: int | memoryview | None) -> memoryview:
     if not isinstance(value, memoryview):
         refuse("it is no ONNX file")
     return value
-
-
-def _field(number: int, value: bytes) -> bytes:
-    """Write a field of bytes: its number, how many there are, and they."""
-    made, size = bytearray([number << 3 | 2]), len(value)  # no field that is written has a number above 15
-    while size > 0x7F:
-        made.append(size & 0x7F | 0x80)
-        size >>= 7
-    made.append(size)
-    return bytes(made) + value

@@ -36,6 +36,7 @@ class Value:
     name: str
     dtype: int
     shape: Shape | None
+    message: memoryview  # all of it
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     external: dict[str, str] | None
+    dtype: int
+    message: memoryview  # all of it
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Node:
     outputs: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     graphs: tuple[OnnxGraph, ...]
+    attributes: dict[str, memoryview]  # the message of each
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ class _Reader:
         outputs: list[str] = []
         tensors: list[Tensor] = []
         graphs: list[OnnxGraph] = []
+        attributes: dict[str, memoryview] = {}
         for number, value in self._fields(data):
             if number == 1:
                 inputs.append(_text(value))
@@ -139,26 +144,32 @@ class _Reader:
             elif number == 4:
                 operator = _text(value)
             elif number == 5:
-                self._attribute(_part(value), depth, tensors, graphs)
+                attributes[self._attribute(_part(value), depth, tensors, graphs)] = _part(value)
             elif number == 7:
                 domain = _text(value)
-        return Node(operator, domain, tuple(inputs), tuple(outputs), tuple(tensors), tuple(graphs))
+        return Node(operator, domain, tuple(inputs), tuple(outputs), tuple(tensors), tuple(graphs), attributes)
 
-    def _attribute(self, data: memoryview, depth: int, tensors: list[Tensor], graphs: list[OnnxGraph]) -> None:
+    def _attribute(self, data: memoryview, depth: int, tensors: list[Tensor], graphs: list[OnnxGraph]) -> str:
+        name = ""
         for number, value in self._fields(data, _OF_ATTRIBUTE):
-            if number in (5, 10):
+            if number == 1:
+                name = _text(value)
+            elif number in (5, 10):
                 tensors.append(self._tensor(_part(value)))
             elif number in (6, 11):
                 graphs.append(self._graph(_part(value), depth + 1))
             elif number in (22, 23):
                 refuse("sparse constants")
+        return name
 
     def _tensor(self, data: memoryview) -> Tensor:
-        name, external, is_external = "", {}, False
+        name, external, is_external, dtype = "", {}, False, 0
         shape: list[int] = []
         for number, value in self._fields(data):
             if number == 1:
                 shape += [value] if isinstance(value, int) else self._packed(value)
+            elif number == 2 and isinstance(value, int):
+                dtype = value
             elif number == 8:
                 name = _text(value)
             elif number == 13:
@@ -167,7 +178,7 @@ class _Reader:
                 is_external = True
             elif number == 14:
                 is_external = is_external or value != 0
-        return Tensor(name, tuple(shape), external if is_external else None)
+        return Tensor(name, tuple(shape), external if is_external else None, dtype, data)
 
     def _value(self, data: memoryview) -> Value:
         name, dtype, shape = "", 0, None
@@ -178,7 +189,7 @@ class _Reader:
                 for kind, described in self._fields(_part(value), _KINDS_OF_TYPE):
                     if kind == 1:
                         dtype, shape = self._tensor_type(_part(described))
-        return Value(name, dtype, shape)
+        return Value(name, dtype, shape, data)
 
     def _tensor_type(self, data: memoryview) -> tuple[int, Shape | None]:
         dtype, shape = 0, None

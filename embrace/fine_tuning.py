@@ -12,7 +12,7 @@ from edge_runtime.budget import Allowance, allow, open_budget
 from edge_runtime.bundle_files import own_tokenizer
 from edge_runtime.data import Samples, check_trainable, load_samples, parse_augmentation
 from edge_runtime.data.load import Data
-from edge_runtime.engine.session import RuntimeSettings
+from edge_runtime.engine.session import FrozenType, RuntimeSettings
 from edge_runtime.files import sole_user
 from edge_runtime.fine_tune import History, Settled, fine_tune, kept_boundary
 from edge_runtime.places import default_work
@@ -105,6 +105,7 @@ def train(
     profile: str = "auto",
     threads: int = 1,
     spinning: bool = True,
+    frozen: FrozenType = "float32",
     seed: int = 0,
     out: str | Path | None = None,
     checkpoint: str | Path | None = None,
@@ -121,10 +122,11 @@ def train(
     `data` is a pair of arrays, or what the command line takes: FILE.npz, a folder of images by class, FILE.csv,
     FILE.jsonl, FILE.txt or FILE.py:NAME; names of classes that it has travel in the trained bundle. `tokenizer` is the
     tokenizer.json that makes tokens of texts; without it the bundle's. `memory` is a budget such as "64MB";
-    `boundary` a boundary or tier instead. `clip_norm` shortens longer gradients; with `micro_batch` so many samples of
-    a batch go through at once, and their gradients are added. With `out` an interrupted run goes on from its last
-    round when it is repeated; without, the trained bundle is a temporary folder. `on_round` is called with the report
-    of each round; `track` keeps its numbers in "tensorboard", "mlflow" or "wandb", or in a tracker of your own.
+    `boundary` a boundary or tier instead. With `frozen` "int8" the layers in front of it run in 8 bits: less exact, in
+    less time. `clip_norm` shortens longer gradients; with `micro_batch` so many samples of a batch go through at once,
+    and their gradients are added. With `out` an interrupted run goes on from its last round when it is repeated;
+    without, the trained bundle is a temporary folder. `on_round` is called with the report of each round; `track` keeps
+    its numbers in "tensorboard", "mlflow" or "wandb", or in a tracker of your own.
 
     >>> training = embrace.train(bundle, (x, y), rounds=3, boundary="weak")
     >>> training.allowance.boundary.name
@@ -183,7 +185,7 @@ def train(
             boundary=boundary or (None if fresh else kept_boundary(kept)),
             engine=engine,
             profile=profile,
-            settings=RuntimeSettings(threads, spinning),
+            settings=RuntimeSettings(threads, spinning, frozen=frozen),
             activations=activations,
             work=Path(work) if work is not None else default_work(),
             buffers=task.buffers,

@@ -6,6 +6,7 @@ another engine (PyTorch, for simulations) can stand behind the same loop.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +84,7 @@ class OnnxEngine:
         statistics: FrozenStatistics | None = None,
     ) -> ActivationStore:
         layers, settings = range(boundary.layer), self.settings
+        plan = replace(plan, computed_in=settings.frozen)
         return store_activations(
             self.source, layers, inputs, count, plan, settings, watch, progress, boundary, statistics
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,27 @@ class LayerForward:
         names = [name + ROWS for norm in norms for name in (norm.mean, norm.variance)]
         output, *found = self._session.run(["output", *names], {"input": batch})
         return output, dict(zip(norms, zip(found[::2], found[1::2], strict=True), strict=True))
+
+    def outputs(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return everything that the graph gives."""
+        found: list[NDArray[Any]] = self._session.run(None, {"input": batch})
+        return found
+
+
+def open_beside(
+    kind: Callable[[Path, RuntimeSettings], LayerForward],
+    pieces: Iterable[bytes],
+    folder: Path,
+    settings: RuntimeSettings,
+) -> LayerForward:
+    """Open a graph that was made here: while it is opened it lies beside its weights, or OSError says why not."""
+    handle, name = tempfile.mkstemp(".onnx", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            file.writelines(pieces)
+        return kind(Path(name), settings)
+    finally:
+        Path(name).unlink()
 
 
 class TrainingStep(BoundStep):

@@ -19,6 +19,7 @@ from federation.errors import BundleError, InputError, OutOfMemory
 PROVIDERS = ["CPUExecutionProvider"]
 RUNTIME = f"onnxruntime {ort.__version__}"
 Profile = Literal["fast", "low_memory"]
+FrozenType = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,15 @@ class RuntimeSettings:
         True  # several threads wait actively within a step; without it other programs get more of the cores
     )
     profile: Profile = "fast"
+    frozen: FrozenType = "float32"  # what the layers that a device does not train are computed in
 
     def __post_init__(self) -> None:
         if not 1 <= self.threads <= 256:
             raise InputError(f"threads: expected a number from 1 to 256, got {self.threads}")
         if self.profile not in get_args(Profile):
             raise InputError(f"profile: expected {' or '.join(get_args(Profile))}, got {self.profile!r}")
+        if self.frozen not in get_args(FrozenType):
+            raise InputError(f"frozen: expected {' or '.join(get_args(FrozenType))}, got {self.frozen!r}")
 
 
 @dataclass

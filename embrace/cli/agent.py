@@ -31,6 +31,7 @@ def agent(
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of the runtime.")] = 1,
     spinning: Annotated[bool, typer.Option(help="Several threads wait actively within a step.")] = True,
+    frozen: show.Frozen = "float32",
     work: Annotated[Path | None, typer.Option(help="Where graphs, activations and the credential are kept.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="PEM file of the authority to trust, for TLS.", envvar="EMBRACE_CERTIFICATE")
@@ -68,6 +69,7 @@ def agent(
             profile=profile,
             threads=threads,
             spinning=spinning,
+            frozen=frozen,  # type: ignore[arg-type]
             work=work,
             certificate=certificate,
             trust=trust or (),

@@ -27,6 +27,9 @@ Track = Annotated[
 ]
 DATA = "FILE.npz, a folder of images by class, FILE.csv, FILE.jsonl, FILE.txt or FILE.py:NAME."
 Tokenizer = Annotated[Path | None, typer.Option(help="Makes tokens of texts: tokenizer.json. Default: the bundle's.")]
+Frozen = Annotated[
+    str, typer.Option(help="Compute layers that are not trained in float32, or in int8: less time, less exact.")
+]
 PIPE_WIDTH = 160  # a file has no edge: tables keep their natural width
 
 

@@ -54,6 +54,7 @@ def train(
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, max=256, help="Threads of the runtime.")] = 1,
     spinning: Annotated[bool, typer.Option(help="Several threads wait actively within a step.")] = True,
+    frozen: show.Frozen = "float32",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The trained bundle. Default: BUNDLE-trained")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Default: OUT.checkpoint")] = None,
@@ -104,6 +105,7 @@ def train(
                 profile=profile,
                 threads=threads,
                 spinning=spinning,
+                frozen=frozen,  # type: ignore[arg-type]
                 seed=seed,
                 out=out,
                 checkpoint=checkpoint,

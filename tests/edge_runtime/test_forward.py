@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime import forward
+from edge_runtime.engine import portable
 from edge_runtime.engine.portable import LayerForward
 from edge_runtime.engine.session import RuntimeSettings
 from edge_runtime.forward import ForwardPlan, groups, store_activations
@@ -87,13 +88,13 @@ def test_it_does_not_matter_how_layers_are_run(digits, images, tmp_path):
 
 
 def test_layers_are_not_joined_where_the_graph_cannot_be_written(digits, images, monkeypatch):
-    def refuse(**_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError("read-only")
 
     opened: list[Path] = []
     monkeypatch.setattr(forward, "LayerForward", lambda graph, settings: opened.append(graph) or LayerForward(graph))
     expected = frozen(digits, 3, images[0][:8], ForwardPlan()).rows(0, 8)
-    monkeypatch.setattr(forward.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(portable.tempfile, "mkstemp", refuse)
     found = frozen(digits, 3, images[0][:8], ForwardPlan()).rows(0, 8)
     assert relative(found, expected) < 1e-6
     assert not opened[0].exists(), "the joined graph stayed in the bundle"
