@@ -147,7 +147,9 @@ class _Run:
     def _serve(self) -> Client:
         data = self.folder / COORDINATOR
         self.processes.start(COORDINATOR, "serve", "--data", str(data), "--port", "0", "--devices", "0")
-        self.url = _wait(lambda: served_at(self.processes.output(COORDINATOR)), STARTS, "the coordinator did not start")
+        self.url = wait_for(
+            lambda: served_at(self.processes.output(COORDINATOR)), STARTS, "the coordinator did not start"
+        )
         return Client(self.url, (data / "admin.token").read_text().strip())
 
     def _join(self, admin: Client) -> None:
@@ -162,7 +164,7 @@ class _Run:
             mine = x[rows, ..., :5] if name in self.wrong else x[rows]  # five columns of eight
             np.savez(self.folder / f"{name}.npz", x=mine, y=y[rows])
             self._start(name, token)
-        _wait(lambda: _waiting(admin, len(names)), STARTS, "not every agent has enrolled")
+        wait_for(lambda: _waiting(admin, len(names)), STARTS, "not every agent has enrolled")
 
     def _start(self, name: str, token: str) -> None:
         options = ["--data", str(self.folder / f"{name}.npz"), "--work", str(self.folder / name), "--name", name]
@@ -209,7 +211,8 @@ def _waiting(admin: Client, count: int) -> bool | None:
     return True if len(asked) >= count else None
 
 
-def _wait(ready: Callable[[], Any], seconds: float, why: str) -> Any:
+def wait_for(ready: Callable[[], Any], seconds: float, why: str) -> Any:
+    """Ask until there is an answer; EmbraceError if there is none in time."""
     until = time.monotonic() + seconds
     while (found := ready()) is None:
         if time.monotonic() > until:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bench.device.agents import measure_agents
 from bench.device.subject import Progress, Subject, has_graph, is_bundle, open_subject
 from edge_runtime.activations import StoredType
 from edge_runtime.engine.choose import EngineName
@@ -48,6 +49,7 @@ class LatencyRow:
     boundary: str
     engine: EngineName
     runs: list[Measurement] = field(default_factory=list)
+    agent: int | None = None  # peak anonymous bytes of a real agent's tasks, on top of the idle process
 
     def series(self, part: str) -> list[float]:
         """Milliseconds of every counted iteration, process after process."""
@@ -133,7 +135,11 @@ class LatencyReport:
     def from_json(cls, facts: Mapping[str, Any]) -> LatencyReport:
         """Read what `--json` printed: only the raw measurements are taken, everything else is computed again."""
         rows = [
-            LatencyRow(**{key: case[key] for key in ROW_KEYS}, runs=[Measurement(**run) for run in case["processes"]])
+            LatencyRow(
+                **{key: case[key] for key in ROW_KEYS},
+                runs=[Measurement(**run) for run in case["processes"]],
+                agent=case.get("agent"),
+            )
             for case in facts["cases"]
         ]
         head = {key: facts[key] for key in ("model", "batch", "threads", "iterations", "stored_as", "device", "notes")}
@@ -199,6 +205,7 @@ def bench_latency(
     engine: str = "all",
     stored_as: StoredType = "float32",
     narrow: Mapping[str, str] | None = None,
+    agents: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> LatencyReport:
     """Measure a zoo model and its narrow versions, or a bundle and the narrow bundles given: {tier: directory}."""
@@ -212,7 +219,11 @@ def bench_latency(
             for row, directory in _rows(subject, narrow_subjects, notes)
         ]
         _measure(made, iterations, notes, progress)
-    rows = [row for row, _ in made if row.runs]
+        measured = [(row, case) for row, case in made if row.runs]
+        peaks = measure_agents([case for _, case in measured], agents, notes, progress)
+        rows = [
+            replace(row, agent=(peak or {}).get("anonymous")) for (row, _), peak in zip(measured, peaks, strict=True)
+        ]
     if not rows:
         raise OutOfMemory(f"nothing could be measured: {notes[-1]}")
     return LatencyReport(

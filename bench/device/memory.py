@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.device.agents import measure_agents
 from bench.device.subject import Progress, Subject, open_subject
 from edge_runtime.engine.choose import EngineName
 from edge_runtime.machine import describe_device
@@ -41,6 +42,7 @@ class MemoryRow:
     training: Bytes  # peak of training from the boundary, of the process in the middle
     whole_round: Bytes | None  # peak if the frozen layers run before, in the same process; None: there are none
     anonymous_of_all: list[int]  # peak of training in every process
+    agent: Bytes | None = None  # peak of an agent's tasks, as it reports it; None: not measured
 
     @property
     def anonymous(self) -> int | None:
@@ -49,6 +51,10 @@ class MemoryRow:
     @property
     def round_anonymous(self) -> int | None:
         return self.whole_round.get("anonymous") if self.whole_round else self.anonymous
+
+    @property
+    def agent_anonymous(self) -> int | None:
+        return self.agent.get("anonymous") if self.agent else None
 
 
 @dataclass
@@ -65,7 +71,8 @@ class MemoryReport:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> MemoryReport:
         """Back from what `--json` printed."""
-        rows = [MemoryRow(**{key.name: case[key.name] for key in fields(MemoryRow)}) for case in facts["cases"]]
+        known = [key.name for key in fields(MemoryRow)]  # older results lack what agents took
+        rows = [MemoryRow(**{key: case[key] for key in known if key in case}) for case in facts["cases"]]
         return cls(**{key: facts[key] for key in ("model", "batch", "threads", "device", "notes")}, rows=rows)
 
     @property
@@ -93,6 +100,11 @@ class MemoryReport:
         strong = self.strong(row.runner)
         return _quotient(row.round_anonymous, strong.anonymous) if strong else None
 
+    def agent_ratio(self, row: MemoryRow) -> float | None:
+        """The same for agents."""
+        strong = self.strong(row.runner)
+        return _quotient(row.agent_anonymous, strong.agent_anonymous) if strong else None
+
     def to_torch(self, row: MemoryRow) -> float | None:
         """Anonymous peak of training relative to PyTorch's at the same boundary."""
         torch = self.row(row.boundary, "torch")
@@ -111,9 +123,10 @@ def bench_memory(
     boundaries: str = "tiers",
     engine: str = "all",
     repeats: int = 3,
+    agents: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> MemoryReport:
-    """Measure a model or a bundle from its tiers, from named boundaries, or from all of them."""
+    """Measure a model or a bundle from its tiers, from named boundaries, or from all of them; with real agents, too."""
     with tempfile.TemporaryDirectory(prefix="embrace-bench-") as folder:
         subject = open_subject(reference, engine, Path(folder), progress=progress)
         size = batch or subject.manifest.batch
@@ -139,6 +152,10 @@ def bench_memory(
             predicted = predicted_memory(subject.manifest, boundary, size).total
             share = capacity(subject.manifest, boundary, size)
             rows.append(MemoryRow(boundary.name, tiers, runner, predicted, share, *measured))
+        own = [(n, row, row.runner) for n, row in enumerate(rows) if row.runner != "torch"]
+        told = [Case(str(subject.directory), row.boundary, runner, size, threads) for _, row, runner in own]
+        for (number, row, _), peak in zip(own, measure_agents(told, agents, notes, progress), strict=True):
+            rows[number] = replace(row, agent=peak)
         progress("done", len(cases), len(cases))
     if not any(row.training for row in rows):
         raise EmbraceError(notes[-1] if notes else "this system does not say how much memory a process takes")

@@ -46,6 +46,7 @@ def latency(
     narrow: Annotated[
         str | None, typer.Option(help="Bundles of width reduction: moderate=DIRECTORY,weak=DIRECTORY")
     ] = None,
+    agents: Annotated[bool, typer.Option(help="Also measure agents of a coordinator, which is started.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON, with every iteration.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw where the time goes: FILE.png")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a report: FILE.md")] = None,
@@ -70,6 +71,7 @@ def latency(
             engine=engine,
             stored_as=_stored_type(stored_as),
             narrow=_parse_narrow(narrow),
+            agents=agents,
             progress=progress,
         )
     if plot is not None:
@@ -124,6 +126,7 @@ def _case(found: LatencyReport, row: LatencyRow) -> dict[str, Any]:
         "forward_share": row.forward_share,
         "load": row.load,
         "memory": row.memory,
+        "agent": row.agent,
         "relative": {part: found.ratio(row, part) for part in (*SUMS, "memory")},
         "processes": [asdict(run) for run in row.runs],
     }
@@ -164,6 +167,7 @@ def _shares(found: LatencyReport) -> TextTable:
             *(ratio(found.ratio(row, part)) for part in ("step", "iteration", "with_forward", "reusing", "memory")),
             ratio(backward_share(row)),
             megabytes(row.memory),
+            megabytes(row.agent),
             milliseconds(row.load),
         )
         for row in found.rows
@@ -173,7 +177,7 @@ def _shares(found: LatencyReport) -> TextTable:
         f"{found.model}: relative to training everything (step: training forward and backward), peak memory, "
         "opening the sessions"
     )
-    return TextTable(title, ("tier", "method", "engine", *shares, "peak memory MB", "load ms"), rows, 3)
+    return TextTable(title, ("tier", "method", "engine", *shares, "peak memory MB", "agent MB", "load ms"), rows, 3)
 
 
 def _phone(found: LatencyReport) -> TextTable | None:

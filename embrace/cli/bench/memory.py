@@ -25,6 +25,7 @@ def memory(
     boundaries: Annotated[str, typer.Option(help="NAME,… or 'tiers' or 'all'.")] = "tiers",
     engine: Annotated[str, typer.Option(help="portable, ort-training, or all that are available.")] = "all",
     repeats: Annotated[int, typer.Option(min=1, help="Processes per case; the one in the middle counts.")] = 3,
+    agents: Annotated[bool, typer.Option(help="Also measure agents of a coordinator, which is started.")] = True,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw predicted and measured memory: FILE.png")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a report: FILE.md")] = None,
@@ -32,7 +33,8 @@ def memory(
     """Measure the peak memory of training from each boundary, beside the papers' formula and PyTorch eager.
 
     Every case runs in fresh processes; peaks come on top of what the idle process has. Anonymous memory is the
-    process's own; file-backed memory (code, mapped files) the system can drop.
+    process's own; file-backed memory (code, mapped files) the system can drop. `agent` is the peak of a real agent in
+    two tasks, without a budget.
 
     Example: embrace bench memory resnet20 --boundaries all --plot memory.png
     """
@@ -47,6 +49,7 @@ def memory(
             boundaries=boundaries,
             engine=engine,
             repeats=repeats,
+            agents=agents,
             progress=progress,
         )
     if plot is not None:
@@ -68,6 +71,7 @@ def summary(found: MemoryReport) -> dict[str, Any]:
                     "predicted": found.predicted_ratio(row),
                     "training": found.training_ratio(row),
                     "whole_round": found.round_ratio(row),
+                    "agent": found.agent_ratio(row),
                     "to_torch": found.to_torch(row),
                 },
             }
@@ -91,6 +95,7 @@ def _table(found: MemoryReport, title: str) -> TextTable:
             megabytes(row.predicted),
             *(megabytes(row.training.get(kind)) for kind in ("anonymous", "file_backed", "total")),
             megabytes(row.round_anonymous) if row.whole_round else "–",
+            megabytes(row.agent_anonymous),
             megabytes(row.idle.get("anonymous")),
             f"{row.capacity:.3f}",
             *map(ratio, (found.predicted_ratio(row), found.training_ratio(row), found.to_torch(row))),
@@ -98,7 +103,8 @@ def _table(found: MemoryReport, title: str) -> TextTable:
         for row in found.rows
     ]
     columns = (
-        *("boundary", "engine", "predicted", "anonymous", "file-backed", "total", "with frozen layers", "idle"),
+        *("boundary", "engine", "predicted", "anonymous", "file-backed", "total", "with frozen layers"),
+        *("agent", "idle"),
         *("capacity", "predicted / strong", "measured / strong", "measured / PyTorch"),
     )
     return TextTable(f"{title}; MB on top of the idle process", columns, rows, 2)
@@ -110,7 +116,11 @@ def _bars(found: MemoryReport) -> list[str]:
     for row in found.rows:
         if "weak" not in row.tiers or row.runner == "torch":
             continue
-        shares = {"training": found.training_ratio(row), "the round, frozen layers included": found.round_ratio(row)}
+        shares = {
+            "training": found.training_ratio(row),
+            "the round, frozen layers included": found.round_ratio(row),
+            "an agent": found.agent_ratio(row),
+        }
         for what, share in shares.items():
             if share is not None:
                 words = "met" if share <= LIMIT else "missed"

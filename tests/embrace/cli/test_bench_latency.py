@@ -54,7 +54,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from tests.embrace.cli.conftest import run
 
     folder = tmp_path_factory.mktemp("latency")
-    options = ("--iterations", 2, "--batch", 4, "--engine", "portable", "--stored-as", "float16", "--json")
+    options = (
+        "--iterations",
+        2,
+        "--batch",
+        4,
+        "--engine",
+        "portable",
+        "--stored-as",
+        "float16",
+        "--no-agents",
+        "--json",
+    )
     answer = run("bench", "latency", "digits", *options, "--plot", folder / "a.png", "--out", folder / "a.md")
     assert (answer.code, answer.err) == (0, "")
     return {"facts": answer.json, "folder": folder}
@@ -122,9 +133,23 @@ def test_report_and_picture(measured: dict[str, Any]) -> None:
     assert width > 800 and height > 300
 
 
+def test_what_agents_took_has_a_column(measured: dict[str, Any]) -> None:
+    from bench.device.latency import LatencyReport
+    from embrace.cli.bench.latency import report_of
+
+    facts = measured["facts"]
+    told = [{**case, "agent": 10**7 * (number + 1)} for number, case in enumerate(facts["cases"])]
+    shares = report_of(LatencyReport.from_json({**facts, "cases": told})).tables[1]
+    place = shares.columns.index("agent MB")
+    assert [row[place] for row in shares.rows][:2] == ["10.0", "20.0"]
+    older = [{key: value for key, value in case.items() if key != "agent"} for case in facts["cases"]]
+    shares = report_of(LatencyReport.from_json({**facts, "cases": older})).tables[1]
+    assert {row[place] for row in shares.rows} == {"–"}
+
+
 def test_a_device_measures_a_bundle_without_pytorch(digits: Path, device: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "report.md"
-    options = ("--iterations", 1, "--batch", 2, "--engine", "portable", "--narrow", f"weak={digits}")
+    options = ("--iterations", 1, "--batch", 2, "--engine", "portable", "--narrow", f"weak={digits}", "--no-agents")
     answer = on_device(device, "latency", digits, *options, "--out", out)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "width reduction" in answer.stdout and "weak step / strong step" in answer.stdout
@@ -198,7 +223,9 @@ def test_help_has_an_example(embrace: Any) -> None:
 
 def test_memory_too_needs_no_pytorch(digits: Path, device: dict[str, str]) -> None:
     """There is nothing to compare with then, which is said."""
-    answer = on_device(device, "memory", digits, "--boundaries", "weak", "--batch", 2, "--repeats", 1, "--json")
+    answer = on_device(
+        device, "memory", digits, "--boundaries", "weak", "--batch", 2, "--repeats", 1, "--no-agents", "--json"
+    )
     assert answer.returncode == 0, answer.stderr
     facts = json.loads(answer.stdout)
     assert {case["runner"] for case in facts["cases"]} == {"portable"}

@@ -13,6 +13,8 @@ from edge_runtime.bundle_files import read_manifest
 from edge_runtime.measure import Measurement
 from federation.capacity import predicted_memory
 
+WEAK = ("--boundaries", "weak", "--engine", "portable", "--repeats", 1)
+
 
 @pytest.fixture(scope="module")
 def measured(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -40,6 +42,32 @@ def test_engine_and_pytorch_at_both_boundaries(measured: dict[str, Any]) -> None
         assert 0 < peak["anonymous"] <= peak["total"] + 4096 * 64
         assert idle["resident"] == idle["anonymous"] + idle["file_backed"]
         assert (case["whole_round"] is not None) == (case["runner"] == "portable" and case["boundary"] != "conv1")
+
+
+def test_agents_train_for_a_coordinator_and_take_more_than_a_step(measured: dict[str, Any]) -> None:
+    strong, torch, weak, _ = measured["facts"]["cases"]
+    assert torch["agent"] is None
+    for case in (strong, weak):
+        assert 0.8 * case["training"]["anonymous"] < case["agent"]["anonymous"] < case["agent"]["process"]
+    assert weak["agent"]["anonymous"] < strong["agent"]["anonymous"]
+    assert weak["relative"]["agent"] == weak["agent"]["anonymous"] / strong["agent"]["anonymous"]
+    assert "weak / strong, peak of an agent: 0." in (measured["folder"] / "a.md").read_text()
+
+
+def test_an_agent_that_fails_is_a_note(embrace: Any, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from federation.errors import EmbraceError
+
+    def fails(*_: object) -> dict[str, int]:
+        raise EmbraceError("agent-1 ended with exit code 1: no such thing")
+
+    monkeypatch.setattr("bench.device.memory._has_torch", lambda: False)
+    monkeypatch.setattr("bench.device.agents.Agents.peak", fails)
+    answer = embrace(
+        "bench", "memory", digits, "--boundaries", "weak", "--engine", "portable", "--repeats", 1, "--json"
+    )
+    assert answer.json["cases"][0]["agent"] is None
+    why = "an agent from dense, portable: not measured, agent-1 ended with exit code 1: no such thing"
+    assert why in answer.json["notes"]
 
 
 def test_a_step_needs_what_the_formula_says_and_not_many_times_more(measured: dict[str, Any], digits: Path) -> None:
@@ -72,7 +100,9 @@ def test_report_and_picture(measured: dict[str, Any]) -> None:
 
 def test_the_batch_is_the_bundles_unless_said(embrace: Any, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.device.memory._has_torch", lambda: False)
-    answer = embrace("bench", "memory", digits, "--boundaries", "weak", "--engine", "portable", "--repeats", 1)
+    answer = embrace(
+        "bench", "memory", digits, "--boundaries", "weak", "--engine", "portable", "--repeats", 1, "--no-agents"
+    )
     assert answer.code == 0
     assert "batch 32" in answer.out and "PyTorch is not installed" in answer.out
 
@@ -85,7 +115,17 @@ def test_a_part_that_pytorch_cannot_train_is_said(embrace: Any, digits: Path, mo
 
     monkeypatch.setattr("bench.device.memory._torch", fails)
     answer = embrace(
-        "bench", "memory", digits, "--boundaries", "weak", "--engine", "portable", "--json", "--repeats", 1
+        "bench",
+        "memory",
+        digits,
+        "--boundaries",
+        "weak",
+        "--engine",
+        "portable",
+        "--json",
+        "--repeats",
+        1,
+        "--no-agents",
     )
     assert answer.json["notes"] == ["PyTorch at dense: no part of the module starts there"]
     assert [case["runner"] for case in answer.json["cases"]] == ["portable"]
@@ -95,7 +135,7 @@ def test_the_process_in_the_middle_counts(digits: Path, monkeypatch: pytest.Monk
     peaks = iter([9, 3, 5])  # of training everything; there are no frozen layers
     monkeypatch.setattr("bench.device.memory._has_torch", lambda: False)
     monkeypatch.setattr("bench.device.memory.measure", lambda case: Measurement({}, {"anonymous": next(peaks)}, 0.0))
-    (row,) = bench_memory(str(digits), boundaries="strong", engine="portable").rows
+    (row,) = bench_memory(str(digits), boundaries="strong", engine="portable", agents=False).rows
     assert (row.anonymous, row.anonymous_of_all) == (5, [3, 5, 9])
 
 
