@@ -212,12 +212,16 @@ def inline_functions(model: onnx.ModelProto, has_rule: Callable[[str], bool]) ->
     if model.functions:
         model = inliner.inline_local_functions(model)
     opset = next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))
+    kept = (has_rule(node.op_type) or node.op_type in AS_LOOP for node in model.graph.node)
+    others = [index for index, is_kept in enumerate(kept) if not is_kept]
+    if not others:  # inferring types takes long in a model with large weights
+        return model
     types = value_types(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    for index, node in enumerate(result.graph.node):
-        kept = has_rule(node.op_type) or node.op_type in AS_LOOP
-        body = None if kept else _function_body(node, opset, types) or expansion(node, opset, types)
+    for index in others:
+        node = result.graph.node[index]
+        body = _function_body(node, opset, types) or expansion(node, opset, types)
         if body:
             body.domain, body.name = INLINE_DOMAIN, f"{node.op_type}_{index}"
             node.domain, node.op_type = INLINE_DOMAIN, body.name
