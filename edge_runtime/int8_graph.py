@@ -269,7 +269,7 @@ class _Writer:
         weights = self._constants.value(more[0])
         rows = weights if _number(step.node, "transB", 0) else weights.T
         own, scales = self._rounded(rows, np.zeros(len(rows)))
-        w, factors, zeros = self._add_weights(step.output, np.ascontiguousarray(own.T), scales)
+        w, factors, zeros = self._add_weights(step.output, own.T, scales)
         inputs = [x, w, scale, factors, zero, zeros]
         if len(more) > 1:
             inputs.append(f"{step.output}:bias")

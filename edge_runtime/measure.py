@@ -25,9 +25,10 @@ from edge_runtime.activations import ActivationStore, StoredType
 from edge_runtime.bundle_files import map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.portable import LayerForward
-from edge_runtime.engine.session import Profile, RuntimeSettings, give_back_memory
+from edge_runtime.engine.session import FrozenType, Profile, RuntimeSettings, give_back_memory
 from edge_runtime.engine.trace import divide
 from edge_runtime.forward import open_layers
+from edge_runtime.int8_layers import open_int8
 from edge_runtime.memory import PeakMeter, current_memory
 from federation.axes.local import LocalRule, LocalStep, Momentum, Start, WeightDecay, runs
 from federation.errors import EmbraceError, OutOfMemory
@@ -57,6 +58,7 @@ class Case:
     iterations: int = 3
     whole_round: bool = False  # the frozen layers and the stored activations, too
     stored_as: StoredType = "float32"
+    frozen: FrozenType = "float32"  # what the frozen layers are computed in
     divide: bool = True  # find out how a step divides into forward and backward
     weights: bool = True  # those of the bundle; False: only the training graph is here, and any number serves
 
@@ -160,7 +162,7 @@ def measure_here(case: Case) -> Measurement:
             order = np.random.default_rng(0).permutation(count * case.batch).reshape(count, case.batch)
             first = random_inputs(manifest.input, case.batch, manifest.vocabulary)
             began = time.perf_counter()
-            sessions = open_layers([directory / layer.forward.name for layer in frozen], settings)
+            sessions = _open_frozen([directory / layer.forward.name for layer in frozen], case.frozen, settings, first)
             load += time.perf_counter() - began
             for _ in range(count):
                 began = time.perf_counter()
@@ -206,6 +208,17 @@ def measure_here(case: Case) -> Measurement:
         optimiser=optimiser[case.warm_up :],
         forward_share=share,
     )
+
+
+def _open_frozen(
+    graphs: Sequence[Path], frozen: FrozenType, settings: RuntimeSettings, first: np.ndarray[Any, Any]
+) -> list[LayerForward]:
+    """Open the frozen layers as one graph; in 8 bits, if that is wanted and possible, by ranges of the first batch."""
+    if frozen == "int8":
+        found = open_int8(graphs, "all", settings, lambda start, stop: first[start:stop], len(first), len(first))
+        if found is not None:
+            return [found]
+    return open_layers(graphs, settings)
 
 
 def _weights(directory: Path, manifest: Manifest, boundary: Boundary) -> Vector:

@@ -52,7 +52,16 @@ class Agents:
         self._admin.call("POST", "/jobs", json={"bundle": sent, "plan": plan})
         token = self._admin.call("POST", "/enrolments", json={"uses": 1, "seconds": 3600})["token"]
         told = ["--server", self._url, "--data", str(data), "--work", str(self._folder / name), "--name", name]
-        told += ["--boundary", case.boundary, "--engine", case.engine, "--threads", str(case.threads)]
+        told += [
+            "--boundary",
+            case.boundary,
+            "--engine",
+            case.engine,
+            "--threads",
+            str(case.threads),
+            "--frozen",
+            case.frozen,
+        ]
         told += ["--tasks", str(TASKS), "--json"]
         process = self._processes.start(name, "agent", *told, EMBRACE_TOKEN=token)
         try:

@@ -23,6 +23,7 @@ from bench.device.agents import measure_agents
 from bench.device.subject import Progress, Subject, has_graph, is_bundle, open_subject
 from edge_runtime.activations import StoredType
 from edge_runtime.engine.choose import EngineName
+from edge_runtime.engine.session import FrozenType, RuntimeSettings
 from edge_runtime.machine import describe_device
 from edge_runtime.measure import Case, Measurement, measure
 from federation.errors import InputError, OutOfMemory
@@ -130,6 +131,7 @@ class LatencyReport:
     device: dict[str, str]
     rows: list[LatencyRow]
     notes: list[str]
+    frozen: FrozenType = "float32"
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> LatencyReport:
@@ -143,7 +145,7 @@ class LatencyReport:
             for case in facts["cases"]
         ]
         head = {key: facts[key] for key in ("model", "batch", "threads", "iterations", "stored_as", "device", "notes")}
-        return cls(**head, rows=rows)
+        return cls(**head, rows=rows, frozen=facts.get("frozen", "float32"))
 
     @property
     def engines(self) -> list[EngineName]:
@@ -204,18 +206,20 @@ def bench_latency(
     iterations: int = 10,
     engine: str = "all",
     stored_as: StoredType = "float32",
+    frozen: FrozenType = "float32",
     narrow: Mapping[str, str] | None = None,
     agents: bool = True,
     progress: Progress = lambda what, done, total: None,
 ) -> LatencyReport:
     """Measure a zoo model and its narrow versions, or a bundle and the narrow bundles given: {tier: directory}."""
+    RuntimeSettings(threads, frozen=frozen)  # refuses what is wrong with them
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="embrace-bench-") as name:
         folder = Path(name)
         subject = open_subject(reference, engine, folder, progress=progress)
         narrow_subjects = dict(_narrow(reference, narrow or {}, engine, subject, folder, notes, progress))
         made = [
-            (row, _case(row, directory, batch, threads, stored_as))
+            (row, _case(row, directory, batch, threads, stored_as, frozen))
             for row, directory in _rows(subject, narrow_subjects, notes)
         ]
         _measure(made, iterations, notes, progress)
@@ -235,6 +239,7 @@ def bench_latency(
         describe_device(),
         rows,
         [*subject.manifest.notes, *notes],
+        frozen,
     )
 
 
@@ -284,7 +289,9 @@ def _rows(subject: Subject, narrow: Mapping[str, Subject], notes: list[str]) -> 
                     yield LatencyRow("width reduction", tier, thin.name, first, engine), narrow[tier].directory
 
 
-def _case(row: LatencyRow, directory: Path, batch: int, threads: int, stored_as: StoredType) -> Case:
+def _case(
+    row: LatencyRow, directory: Path, batch: int, threads: int, stored_as: StoredType, frozen: FrozenType
+) -> Case:
     return Case(
         str(directory),
         row.boundary,
@@ -294,6 +301,7 @@ def _case(row: LatencyRow, directory: Path, batch: int, threads: int, stored_as:
         warm_up=WARM_UP,
         whole_round=True,
         stored_as=stored_as,
+        frozen=frozen,
     )
 
 

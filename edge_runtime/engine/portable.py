@@ -51,6 +51,7 @@ def open_beside(
     try:
         with open(handle, "wb") as file:
             file.writelines(pieces)
+        del pieces  # they may be large: before the runtime reads them again
         return kind(Path(name), settings)
     finally:
         Path(name).unlink()

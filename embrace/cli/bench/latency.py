@@ -43,6 +43,7 @@ def latency(
     iterations: Annotated[int, typer.Option(min=1, help="Iterations of each case that count.")] = 10,
     engine: Annotated[str, typer.Option(help="portable, ort-training, or all that are available.")] = "all",
     stored_as: Annotated[str, typer.Option(help="Stored activations: float32 or float16.")] = "float32",
+    frozen: show.Frozen = "float32",
     narrow: Annotated[
         str | None, typer.Option(help="Bundles of width reduction: moderate=DIRECTORY,weak=DIRECTORY")
     ] = None,
@@ -55,7 +56,8 @@ def latency(
 
     Every case runs in fresh processes. `iteration` is what repeats in every local step: reading and writing stored
     activations, forward and backward of the trained layers, the optimiser. `with forward` adds the frozen layers'
-    forward pass of the batch, through which every sample goes once per round.
+    forward pass of the batch, through which every sample goes once per round. With `--frozen int8` opening the sessions
+    (`load`) has the making of their graph in it.
 
     Example: embrace bench latency resnet20 --batch 32 --plot latency.png --out report.md
     """
@@ -70,6 +72,7 @@ def latency(
             iterations=iterations,
             engine=engine,
             stored_as=_stored_type(stored_as),
+            frozen=frozen,  # type: ignore[arg-type]
             narrow=_parse_narrow(narrow),
             agents=agents,
             progress=progress,
@@ -102,6 +105,7 @@ def summary(found: LatencyReport) -> dict[str, Any]:
         "threads": found.threads,
         "iterations": found.iterations,
         "stored_as": found.stored_as,
+        "frozen": found.frozen,
         "device": found.device,
         "cases": [_case(found, row) for row in found.rows],
         "published": [asdict(line) for line in compare_with_phone(found)],
@@ -134,6 +138,7 @@ def _case(found: LatencyReport, row: LatencyRow) -> dict[str, Any]:
 
 def report_of(found: LatencyReport, plot: Path | None = None) -> BenchReport:
     setting = f"batch {found.batch}, {threads_of(found.threads)}, activations stored as {found.stored_as}"
+    setting += "" if found.frozen == "float32" else f", frozen layers in {found.frozen}"
     tables = [*(_times(found, engine, setting) for engine in found.engines), _shares(found)]
     tables += [table] if (table := _phone(found)) else []
     pictures = {"milliseconds of one iteration, part by part": plot} if plot else {}

@@ -147,6 +147,16 @@ def test_what_agents_took_has_a_column(measured: dict[str, Any]) -> None:
     assert {row[place] for row in shares.rows} == {"–"}
 
 
+def test_frozen_layers_in_8_bits_are_said_to_be(embrace: Any, digits: Path) -> None:
+    options = ("--iterations", 1, "--batch", 8, "--engine", "portable", "--no-agents", "--frozen", "int8")
+    answer = embrace("bench", "latency", digits, *options, "--json")
+    assert (answer.code, answer.json["frozen"]) == (0, "int8")
+    weak = next(case for case in answer.json["cases"] if case["tier"] == "weak")
+    assert weak["milliseconds"]["frozen_forward"]["median"] > 0
+    refused = embrace("bench", "latency", digits, "--frozen", "int4")
+    assert refused.code == 2 and "frozen: expected float32 or int8, got 'int4'" in refused.error
+
+
 def test_a_device_measures_a_bundle_without_pytorch(digits: Path, device: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "report.md"
     options = ("--iterations", 1, "--batch", 2, "--engine", "portable", "--narrow", f"weak={digits}", "--no-agents")
