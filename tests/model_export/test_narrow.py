@@ -98,7 +98,10 @@ def test_a_ratio_of_one_is_the_model_itself(name):
     assert all(torch.equal(whole[key], same[key]) for key in whole)
 
 
-@pytest.mark.parametrize("name", ["resnet20@0.2", "femnist_cnn@0.2", "imdb_bilstm@0.2"])
+DEEP = pytest.param("resnet20@0.2", marks=pytest.mark.slow)  # resnet8 has the same blocks
+
+
+@pytest.mark.parametrize("name", ["resnet8@0.2", "femnist_cnn@0.2", "imdb_bilstm@0.2", DEEP])
 def test_a_narrow_bundle_agrees_with_pytorch(name, tmp_path):
     export_bundle(load_source(name, seed=5), tmp_path / name)
     manifest = read_manifest(tmp_path / name)
