@@ -321,7 +321,7 @@ class Agent:
                 begun = begin(task, manifest, RemoteServer(loaded.bundle, offer, task.exchange), kept)
             outcome = loaded.trainer.run(task, begun.received, watch)
             with watch.part("optimiser"):
-                contribution = finish(begun, outcome)
+                contribution = finish(begun, outcome, loaded.trainer.spare)
             with watch.part("state"):
                 kept.save(offer.id, task.boundary, contribution)
         downloaded = loaded.bundle.received - before

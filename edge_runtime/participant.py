@@ -70,10 +70,13 @@ def begin(task: Task, manifest: Manifest, server: ServerValues, state: DeviceSta
     return Begun(task, device, Received(model.parameters, brought, model.reference, steps))
 
 
-def finish(begun: Begun, outcome: Outcome) -> Contribution:
-    """Collect what to send and what to keep; the vectors are good until the trainer's next task."""
+def finish(begun: Begun, outcome: Outcome, spare: Vector | None = None) -> Contribution:
+    """Collect what to send and what to keep; the vectors are good until the trainer's next task.
+
+    `spare` is memory for the update; None: new memory.
+    """
     device, received, local, exchange = begun.device, begun.received, outcome.local, begun.task.exchange
-    update, model = local.update(), LocalModel(received.parameters, received.origin)
+    update, model = local.update(spare), LocalModel(received.parameters, received.origin)
     due = units_region(exchange.sync, device.manifest.space, exchange.sent)
     sent, measured = due & device.trained, due & device.measured
     inside = sent.inside(device.graph)

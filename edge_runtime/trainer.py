@@ -203,6 +203,11 @@ class Trainer:
         batch = self._batch(task)
         return found.update(task.steps * math.ceil(batch / min(batch, task.at_once)))
 
+    @property
+    def spare(self) -> Vector | None:
+        """A vector as long as the parameters that nothing needs until the next task: that of the gradients."""
+        return None if self._step is None else self._step[1].gradients
+
     def release_session(self) -> None:
         """Give back the session's memory; the next task opens it again."""
         if self._step is not None:

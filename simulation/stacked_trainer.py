@@ -62,7 +62,8 @@ class StackedResult:
     _update: Vector
     _state: dict[str, Vector]
 
-    def update(self) -> Vector:
+    def update(self, out: Vector | None = None) -> Vector:
+        """Return the update, which was computed before: it needs no memory."""
         return self._update
 
     def state(self) -> dict[str, Vector]:

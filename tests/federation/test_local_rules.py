@@ -301,3 +301,12 @@ def test_a_foreign_rule_can_take_part_but_has_no_name() -> None:
         InputError, match=r"Doubling is a rule of your own: .*; expected one of adam, adamw, control_variate, mom"
     ):
         encode_task(Task("stem", 1, 8, 0.1, (Doubling(),)))
+
+
+def test_an_update_goes_into_memory_that_is_given():
+    start = Start(np.linspace(-1, 1, 6, dtype=np.float32), 1, 0.1, received=np.zeros(6, np.float32))
+    local = LocalStep((Momentum(0.9),), start, [slice(0, 4)], [slice(4, 6)])
+    gradients = np.ones(6, np.float32)
+    local.step(gradients, 0.1)
+    expected = local.update()
+    assert local.update(gradients) is gradients and np.array_equal(gradients, expected) and expected.any()

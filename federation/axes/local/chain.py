@@ -73,9 +73,12 @@ class LocalStep:
         self.rates += rate
         self.steps += 1
 
-    def update(self) -> Vector:
-        """What the device reports: how far x is from the server's, without the movement that was the server's."""
-        moved: Vector = self.x - self._received
+    def update(self, out: Vector | None = None) -> Vector:
+        """What the device reports: how far x is from the server's, without the movement that was the server's.
+
+        `out` is memory for it, such as that of the gradients, which are not needed any more.
+        """
+        moved: Vector = np.subtract(self.x, self._received, out=out)
         for rule in self._rules:
             unreported = rule.unreported(self.rates)
             if unreported is not None:
