@@ -148,7 +148,7 @@ class Arrivals:
             for _ in arrivals:
                 self._reached("after-spool")
             with self._units.begin(*{job_of(arrival.receiving.task) for arrival in arrivals}) as work:
-                self._presence.came(work.session, [arrival.device for arrival in arrivals], work.now)
+                self._presence.answered(work.session, [arrival.device for arrival in arrivals], work.now)
                 answers = [answer or self._record(work, arrival) for answer, arrival in zip(answers, arrivals)]
         except BaseException:
             self._discard(arrivals)
@@ -227,7 +227,7 @@ class Arrivals:
         A device repeats itself until that is so, or hears why the update was refused.
         """
         with self._units.begin(*{job_of(upload.task) for upload in uploads}) as work:
-            self._presence.came(work.session, [upload.device for upload in uploads], work.now)
+            self._presence.answered(work.session, [upload.device for upload in uploads], work.now)
             return [self._hold(work, upload) for upload in uploads]
 
     def _hold(self, work: UnitOfWork, upload: Uploaded) -> bool | Exception:

@@ -358,8 +358,9 @@ class Coordinator:
         """Do what follows something that another process has recorded."""
         self.shut_out.update(news.shut_out)
         self.tell_registry(news)
-        for job in [job for id, job in list(self._jobs.items()) if news.lost or id in news.jobs]:
-            self._folding.put(LookAfter(job))
+        for id, job in list(self._jobs.items()):
+            if news.lost or id in news.jobs or (id in news.summed and job.state.round.state == "closing"):
+                self._folding.put(LookAfter(job))
         if news.devices or news.lost:
             self.notifier.notify()
         self.watchers.notify()
@@ -606,7 +607,7 @@ class Coordinator:
         """Free the seat of a device that gives up."""
         with self._units.begin(job_of(task)) as work:
             job, seat, attempt = self._held(device, task)
-            self.presence.came(work.session, [device], work.now)
+            self.presence.answered(work.session, [device], work.now)
             if not self._return(work, job, seat, cohort.TaskReturned(device, seat.number, attempt)):
                 return
             if reason != standings.REFUSED or not work.state(job).refused.get(task):  # else it was counted then
@@ -649,7 +650,6 @@ class Coordinator:
             work = None
             if self._sharing is not None:
                 work = stack.enter_context(self._units.begin(*{job_of(task) for _, task in beats}, now=now))
-                work.is_quiet = True
             for device, task in beats:
                 try:
                     answers.append(self._renew(work, device, task, now))

@@ -23,6 +23,7 @@ from federation.algorithm import Facts
 from federation.engine import RoundEngine
 from federation.exchange import Inherit
 from federation.messages import Task
+from federation.seating import Seats
 from federation.wire import CheckedUpdate
 
 
@@ -45,6 +46,17 @@ class OpenJobState:
         """Whether the database has the same of both; what each process knows for itself is left out."""
         recorded = ("version", "round", "facts", "previous", "paused_at", "standings")
         return all(getattr(self, name) is getattr(other, name) for name in recorded)
+
+    def calls_for_others(self, before: OpenJobState) -> bool:
+        """Whether other processes may have something to do for it that they had not before."""
+        then, now = before.round, self.round
+        return (self.version, self.paused_at, now.number, now.state, now.slots.uploaded) != (
+            before.version,
+            before.paused_at,
+            then.number,
+            then.state,
+            then.slots.uploaded,
+        )
 
     def why_benched(self, device: str, now: float) -> str:
         """Say for how long a device gets no task and why; nothing if it may have one."""
@@ -92,21 +104,28 @@ def restore_job(
 
 
 def refresh_job(repository: Repository, session: Session, job: OpenJob, revision: int) -> None:
-    """Let a job be what another process has made of it; of the same round only what has changed is read."""
-    known, since = job.state, job.revision
-    (newest,) = repository.newest_rounds(session, job.id, 1)
-    record = repository.job(session, job.id)
-    assert record is not None, "a job whose revision is known"
-    if newest.number != known.round.number:
+    """Let a job be what another process has made of it; of its round and the next only what has changed is read."""
+    known, slots, since = job.state, job.state.round.slots, job.revision
+    newest, *before = repository.rounds(session, job.id, known.round.number)[::-1]
+    if len(before) > 1:
+        record = repository.job(session, job.id)
+        assert record is not None, "a job whose revision is known"
         job.state = replace(restore_job(repository, session, record, job.engine).state, unfit=known.unfit)
-    else:
-        round = rounds.decode(newest.body, repository.seats(session, newest, since), known.round.slots)
-        stand = {row.device: row for row in repository.standings(session, job=job.id, since=since)}
-        paused_at = None
-        if record.state == "paused":
-            paused_at = known.paused_at or repository.state_changed_at(session, job.id)
-        standings = {**known.standings, **stand} if stand else known.standings
-        job.state = replace(known, round=round, version=record.version, paused_at=paused_at, standings=standings)
+        job.revision = revision
+        return
+    for row in before:  # the round that is known, as it ended
+        ended, slots = rounds.decode(row.body, repository.seats(session, row, since), slots), Seats()
+        facts = job.engine.facts_of(newest.number, row.summary.get("facts"))
+        took = None if row.closed_at is None else row.closed_at - row.opened_at
+        known = replace(known, facts=facts, previous=_cohort(ended), refused={}, last_round=took)
+    round = rounds.decode(newest.body, repository.seats(session, newest, since), slots)
+    stand = {row.device: row for row in repository.standings(session, job=job.id, since=since)}
+    state, version = repository.state_and_version(session, job.id)
+    paused_at = None
+    if state == "paused":
+        paused_at = known.paused_at or repository.state_changed_at(session, job.id)
+    standings = {**known.standings, **stand} if stand else known.standings
+    job.state = replace(known, round=round, version=version, paused_at=paused_at, standings=standings)
     job.revision = revision
 
 
@@ -247,7 +266,6 @@ class UnitOfWork:
         self._updates: list[UpdateRecord] = []
         self._events: list[dict[str, Any]] = []
         self.has_events = False  # for clients that watch
-        self.is_quiet = False  # other processes need not hear of it at once
         self._standings: dict[tuple[str, str], StandingRecord] = {}  # those that have changed
         self._own: dict[OpenJob, dict[str, StandingRecord]] = {}  # all, of the jobs of which some have
 

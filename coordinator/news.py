@@ -14,7 +14,8 @@ class News:
     """What has happened. A process that missed some (`lost`) has to read everything again."""
 
     sender: str = ""  # which knows already
-    jobs: tuple[str, ...] = ()  # that have changed
+    jobs: tuple[str, ...] = ()  # that there may be something to do for
+    summed: tuple[str, ...] = ()  # jobs of which a partial sum was stored
     devices: bool = False  # there may be something to do for devices that wait
     shut_out: tuple[str, ...] = ()  # devices
     signed_out: tuple[str, ...] = ()  # hashes of the tokens of sessions

@@ -36,7 +36,10 @@ class Presence(Protocol):
         """Learn which devices the database saw lately, when the process begins."""
 
     def came(self, session: Session, devices: Sequence[str], now: float) -> set[str]:
-        """Note that devices ask for a task, or have answered one; return those that were told to come later."""
+        """Note that devices ask for a task; return those that were told to come later."""
+
+    def answered(self, session: Session, devices: Sequence[str], now: float) -> None:
+        """Note that devices have answered a task."""
 
     def took(self, session: Session, devices: Sequence[str]) -> None:
         """Note that devices have a task: until one comes back there is no use in another for it."""
@@ -90,6 +93,9 @@ class OwnPresence:
             self._here.update(dict.fromkeys(devices, now + HERE))
             self._working.difference_update(devices)
             return early
+
+    def answered(self, session: Session, devices: Sequence[str], now: float) -> None:
+        self.came(session, devices, now)
 
     def _forget(self) -> None:
         self._heard.clear()
@@ -167,8 +173,11 @@ class SharedPresence:
 
     def came(self, session: Session, devices: Sequence[str], now: float) -> set[str]:
         early = {device for device, _ in self._repository.away(session, now + LATE + EARLY, among=devices)}
-        self._repository.set_here(session, devices, until=now + STAYS, besides=(now + HERE, now + STAYS))
+        self.answered(session, devices, now)
         return early
+
+    def answered(self, session: Session, devices: Sequence[str], now: float) -> None:
+        self._repository.set_here(session, devices, until=now + STAYS, besides=(now + HERE, now + STAYS))
 
     def took(self, session: Session, devices: Sequence[str]) -> None:
         self._repository.set_here(session, devices, until=0.0)

@@ -4,8 +4,10 @@ What a round is, is in rows. A process keeps the jobs that are open in memory, w
 locks the rows of the jobs that it changes; if their revisions are other ones by then, it reads what has changed, and
 goes on from there. So a process that stalled, and wakes up, writes nothing that is out of date.
 
-What follows a commit is told to all processes: they learn what has changed, and wake the devices that wait for a task.
-A process that missed news (its connection was lost) reads everything again, and trusts no token that it knew.
+What follows a commit is told to all processes: they wake the devices that wait for a task, and read at once what they
+may have something to do for (a round closes, an update lies there to be checked). The rest they read with the next unit
+of work, or twice a second. A process that missed news (its connection was lost) reads everything again, and trusts no
+token that it knew.
 
 The process that holds a job's lock is its keeper: it lets time pass, folds, closes rounds and scores versions. If it
 ends, or stalls, the database lets go of the lock, and another process takes it.
@@ -24,6 +26,7 @@ from coordinator.credentials import new_id
 from coordinator.evaluation import is_scored_after
 from coordinator.jobs import (
     AdmitJob,
+    CheckUpdate,
     EvaluateVersion,
     ForgetJob,
     NotifyDevices,
@@ -111,8 +114,9 @@ class Sharing:
 
     def tell(self, work: UnitOfWork) -> None:
         """Record what a unit of work changed of open jobs; other processes hear of it once it is recorded."""
-        session, told = work.session, [job.id for job in work.changed()]
-        for job in work.changed():
+        session, changed = work.session, work.changed()
+        told = [job.id for job in changed if work.state(job).calls_for_others(job.state)]
+        for job in changed:
             self._repository.change_shared_job(session, job.id, revision=job.revision + 1)
         for effect in work.outbox:
             match effect:
@@ -122,16 +126,18 @@ class Sharing:
                 case ForgetJob(job):
                     self._repository.change_shared_job(session, job.id, open=False)
                     told.append(job.id)
+                case CheckUpdate(job):
+                    told.append(job.id)
                 case EvaluateVersion(job, version) if is_scored_after(job.engine.plan.evaluate, version):
                     self._repository.change_shared_job(session, job.id, scoring=version)
         shut_out = tuple(effect.device for effect in work.outbox if isinstance(effect, ShutOut))
         devices = NotifyDevices() in work.outbox
-        if work.outbox or work.has_events or (told and not work.is_quiet):
-            send_news(session, News(self._own, tuple(told), devices, shut_out).encode())
+        if work.outbox or work.has_events or told:
+            send_news(session, News(self._own, tuple(dict.fromkeys(told)), devices=devices, shut_out=shut_out).encode())
 
     def tell_of(self, session: Session, job: str) -> None:
-        """Let other processes look at a job once the transaction is recorded: a sum of its round is stored."""
-        send_news(session, News(self._own, (job,)).encode())
+        """Tell other processes that a sum of a job's round is stored, once the transaction is recorded."""
+        send_news(session, News(self._own, summed=(job,)).encode())
 
     # --- news --------------------------------------------------------------------------------------------------------
 
@@ -142,6 +148,7 @@ class Sharing:
             self._heard_of(
                 News(
                     jobs=tuple({job for one in news for job in one.jobs}),
+                    summed=tuple({job for one in news for job in one.summed}),
                     devices=any(one.devices for one in news),
                     shut_out=tuple({device for one in news for device in one.shut_out}),
                     signed_out=tuple({session for one in news for session in one.signed_out}),
@@ -168,7 +175,7 @@ class Sharing:
             log.warning("job %s has no keeper yet: %s", job, error)
 
     def find_jobs_to_keep(self) -> tuple[set[str], list[str]]:
-        """Say that this process is at work, and take the jobs that no process looks after.
+        """Say that this process is at work, read what has changed, and take the jobs that no process looks after.
 
         Return these; and of all that this process looks after those that are over.
         """
@@ -179,5 +186,8 @@ class Sharing:
         with self._repository.begin() as session:
             self._repository.is_alive(session, self._units.clock())
             shared = self._repository.shared_jobs(session)
+        known = {id: job.revision for id, job in list(self._jobs.items())}
+        if stale := tuple(row.job for row in shared if row.open and known.get(row.job, row.revision) < row.revision):
+            self._heard_of(News(jobs=stale))
         new = self._locks.take_only(row.job for row in shared)
         return new, [row.job for row in shared if self.keeps(row.job) and not row.open and not row.scoring]

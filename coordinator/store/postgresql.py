@@ -126,10 +126,14 @@ class Locks:
 
     def _connect(self) -> None:
         """Connect, if that was not done or the connection was lost, and the locks with it."""
-        if self._connection is None:
-            self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            self._connection.execute(text(f"SET idle_session_timeout = '{STALLED}'"))
-        self._connection.execute(text("SELECT 1"))
+        if self._connection is not None:
+            try:
+                self._connection.execute(text("SELECT 1"))
+                return
+            except SQLAlchemyError:
+                self._drop()
+        self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection.execute(text(f"SET idle_session_timeout = '{STALLED}'"))
 
     def _take(self, names: frozenset[str]) -> set[str]:
         new = {name for name in names - self._held if self._ask("pg_try_advisory_lock", name)}

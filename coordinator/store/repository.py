@@ -25,6 +25,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
@@ -121,7 +122,11 @@ class Repository:
         return self.revisions(session, jobs, lock=True)
 
     def revisions(self, session: Session, jobs: Collection[str] | None, *, lock: bool = False) -> dict[str, int]:
-        """Read the revisions of open jobs, the oldest jobs first: every process locks them in this order."""
+        """Read the revisions of open jobs, the oldest jobs first: every process locks them in this order.
+
+        Nothing else that changes is read with them: a statement that had to wait for a lock sees the new values of the
+        locked rows only.
+        """
         mine = select(SHARED_JOBS.c.job, SHARED_JOBS.c.revision).join(JOBS, JOBS.c.id == SHARED_JOBS.c.job)
         mine = mine.where(SHARED_JOBS.c.open.is_(True)).order_by(JOBS.c.created_at, JOBS.c.id)
         if jobs is not None:
@@ -181,6 +186,11 @@ class Repository:
 
     def job(self, session: Session, job: str) -> JobRecord | None:
         return _first(session, JobRecord, select(JOBS).where(JOBS.c.id == job))
+
+    def state_and_version(self, session: Session, job: str) -> tuple[str, int]:
+        """Read what changes of a job that is there."""
+        state, version = session.execute(select(JOBS.c.state, JOBS.c.version).where(JOBS.c.id == job)).one()
+        return state, version
 
     def job_state(self, session: Session, job: str) -> str | None:
         return session.scalar(select(JOBS.c.state).where(JOBS.c.id == job))
@@ -351,10 +361,10 @@ class Repository:
 
     def write_standings(self, session: Session, standings: Sequence[StandingRecord]) -> None:
         """Record the standings that are new, or have changed."""
-        known = delete(STANDINGS).where(STANDINGS.c.job == bindparam("of"), STANDINGS.c.device == bindparam("whose"))
-        keys = [{"of": record.job, "whose": record.device} for record in standings]
-        session.connection().execute(known, keys)  # one after the other: a database binds only so many values at once
-        session.execute(insert(STANDINGS), [vars(record) for record in standings])
+        new = (postgresql if self.is_shared else sqlite).insert(STANDINGS)
+        place, values = STANDINGS.primary_key, {column.name: new.excluded[column.name] for column in STANDINGS.c}
+        rows = [vars(record) for record in standings]
+        session.connection().execute(new.on_conflict_do_update(index_elements=place, set_=values), rows)
 
     # --- what training costs on devices ------------------------------------------------------------------------------
 
@@ -492,9 +502,9 @@ class Repository:
     ) -> None:
         """Note until when devices are there, unless what is known lies between two times; lock rows in order."""
         mine = select(DEVICES.c.id).where(DEVICES.c.id.in_(devices), ~DEVICES.c.here_until.between(*besides))
-        rows = session.scalars(mine.order_by(DEVICES.c.id).with_for_update(key_share=True)).all()
-        if rows:
-            session.execute(update(DEVICES).where(DEVICES.c.id.in_(rows)).values(here_until=until, away_until=0.0))
+        rows = mine.order_by(DEVICES.c.id).with_for_update(key_share=True).cte()
+        changed = update(DEVICES).where(DEVICES.c.id.in_(select(rows.c.id)))
+        session.execute(changed.values(here_until=until, away_until=0.0))
 
     def set_away(self, session: Session, until: Mapping[str, float]) -> None:
         """Note until when devices count as there that are away, a time for each; lock rows in order."""

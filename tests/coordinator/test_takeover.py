@@ -85,6 +85,53 @@ def test_a_round_whose_requests_go_to_either_process(world: World, second: Secon
 
 
 @about_postgresql
+def test_what_calls_for_nothing_is_read_with_the_next_look(world: World, second: Second) -> None:
+    """An update of many changes nothing that the other process has to do; the last one does, and is read at once."""
+    devices = world.fleet("weak", "weak")
+    job = world.job(num_rounds=1, participate={"min_available": 2, "quorum": 1.0})
+    offers = world.offers(devices)
+    mine, theirs = world.coordinator._jobs[job], second.coordinator._jobs
+    heard: list[News] = []
+    second.coordinator._sharing._heard = heard.append  # type: ignore[union-attr]
+    wait_until(lambda: job in theirs and theirs[job].state.round.state == "collecting")
+    before = theirs[job].revision
+    world.send(devices[0], offers[devices[0]])
+    wait_until(lambda: bool(heard))
+    assert theirs[job].revision == before < mine.revision and not any(news.jobs for news in heard)
+    second.coordinator._sharing._looked = 0.0  # type: ignore[union-attr]
+    second.coordinator.tick()
+    assert theirs[job].revision == mine.revision and theirs[job].state.round.arrived == 1
+    world.send(devices[1], offers[devices[1]])
+    wait_until(lambda: world.state(job)["version"] == 1)
+    wait_until(lambda: job not in theirs)
+
+
+@about_postgresql
+def test_a_process_that_waited_for_a_lock_reads_what_was_written_meanwhile(world: World, second: Second) -> None:
+    """All of it: with the version of before, devices would train the weights of before."""
+    job = world.job(num_rounds=9)
+    mine, theirs = world.coordinator._jobs[job], second.coordinator._jobs
+    wait_until(lambda: job in theirs)
+    found: list[int] = []
+
+    def wait() -> None:
+        with second.coordinator._units.begin(job):
+            found.append(theirs[job].state.version)
+
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = current_setting"
+    )
+    thread = threading.Thread(target=wait)
+    with world.coordinator._units.begin(job) as work:
+        thread.start()
+        wait_until(lambda: query(world.root, f"{waits}('application_name')") == [(1,)])
+        world.coordinator.repository.change_job(work.session, job, version=7)
+        work.change(mine, version=7)
+    thread.join()
+    assert found == [7] and theirs[job].revision == mine.revision
+
+
+@about_postgresql
 def test_what_one_process_refuses_the_other_refuses(world: World, second: Second) -> None:
     token = world.registry.invite(1, 60)
     device, own = second.registry.enrol(token, "a device", DeviceProfile(tier="strong"))
