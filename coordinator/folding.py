@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from coordinator.jobs import (
     ReachPoint,
     Units,
 )
-from coordinator.partial_sums import BATCH, PartialSums, check_again, count_draws
+from coordinator.partial_sums import Gathered, PartialSums, check_again, count_draws
 from coordinator.store import claims
 from coordinator.store.bodies import Bodies, BodyReader
 from coordinator.store.schema import FINISHED, UpdateRecord
@@ -47,6 +48,7 @@ from federation.wire import CheckedTrack, CheckedUpdate
 log = logging.getLogger("embrace.coordinator")
 TRY_AGAIN = 5.0  # seconds after which a round that could not be closed is tried again; longer each time it fails
 MOST_WORDS = 500  # characters of an error that a job keeps
+BATCH = 32  # updates of which the sum is stored: if the process dies, as many are folded again
 PAUSE = 5.0  # seconds without an update, after which a partial sum is made of fewer than a batch
 GRACE = 1.0  # seconds that other processes have to fold what they received, when a round closes
 PATIENCE = 30.0  # seconds after which it is said that a round waits for them
@@ -107,7 +109,7 @@ class FoldWorker:
         self._items: queue.Queue[Item | None] = queue.Queue()
         # Used by the worker's thread alone:
         self._folded: dict[OpenJob, _Folded] = {}
-        self._received: dict[OpenJob, dict[str, CheckedUpdate]] = {}  # by task, to become part of a partial sum
+        self._received: dict[OpenJob, Gathered] = {}  # to become a partial sum
         self._rests_at = 0.0  # when what was received becomes one, however little it is
         self._awaited: dict[OpenJob, _Awaited] = {}
         self._retries: dict[OpenJob, float] = {}  # rounds to close again, and when
@@ -227,21 +229,25 @@ class FoldWorker:
     # --- partial sums ------------------------------------------------------------------------------------------------
 
     def _receive(self, job: OpenJob, update: UpdateRecord, checked: CheckedUpdate | None) -> None:
-        """Note an update that this process has received; a batch of them becomes a partial sum."""
-        if checked is None or update.round != job.state.round.number:
+        """Fold an update that this process has received; a batch of them becomes a partial sum."""
+        number = job.state.round.number
+        if checked is None or self._partial is None or update.round != number:
             return
-        received = self._received.setdefault(job, {})
-        received[update.task] = checked
         self._rests_at = time.monotonic() + PAUSE
-        if len(received) >= BATCH:
-            self._fold_received(job)
+        received = self._received.get(job)
+        if received is None or received.number != number:
+            received = self._received[job] = self._partial.begin(job)
+        self._partial.gather(job, received, update, checked)
+        if len(received.known) >= BATCH:
+            self._store_received(job)
 
-    def _fold_received(self, job: OpenJob) -> None:
-        received, left = self._received.pop(job, {}), [""]
-        while received and left and self._partial is not None:
-            left = self._partial.fold(job, received, only_known=True)
+    def _store_received(self, job: OpenJob) -> None:
+        received, left = self._received.pop(job, None), [""]
+        while received is not None and received.known and left and self._partial is not None:
+            left = self._partial.fold(job, received.known, only_known=True, made=received.sums)
+            received.sums = None
             for task in left:
-                del received[task]
+                del received.known[task]
 
     def _fold_others(self, job: OpenJob, all: bool) -> None:
         """Fold what no process is at work on: at once, or if others should have, when they had time enough.
@@ -262,20 +268,25 @@ class FoldWorker:
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
         for job in list(self._received) if now >= self._rests_at else ():
-            self._fold_received(job)
+            self._store_received(job)
         for job, awaited in list(self._awaited.items()):
             if awaited.at <= now:
                 awaited.at = now + GRACE
                 self._finish(job, all=True)
 
     def _merge(self, job: OpenJob, updates: list[UpdateRecord]) -> RoundSums | None:
-        """Merge the partial sums of a round; None if other processes are at work on some, which are waited for."""
+        """Merge the partial sums of a round; None if one is lost, and its updates are to be folded again."""
         assert self._partial is not None
         sums = self._partial.merge(job, updates)
-        now = time.monotonic()
-        if sums is not None:
+        if sums is None:
+            self._await_sums(job)
+        else:
             self._awaited.pop(job, None)
-            return sums
+        return sums
+
+    def _await_sums(self, job: OpenJob) -> None:
+        """Look again in a while, or when a sum was stored: other processes are at work on some."""
+        now = time.monotonic()
         awaited = self._awaited.setdefault(job, _Awaited(now, now, now))
         awaited.at = now + GRACE
         if now - awaited.told >= PATIENCE:
@@ -283,7 +294,6 @@ class FoldWorker:
             log.warning("job %s: round %s waits for updates to be folded", job.id, job.state.round.number)
             if not self._folds:
                 log.warning(NO_WORKER)
-        return None
 
     # --- sums of one process -----------------------------------------------------------------------------------------
 
@@ -320,7 +330,7 @@ class FoldWorker:
         """Close a round, if this process looks after its job; `all`: fold also what other processes received."""
         closing = job.state.round
         try:
-            self._fold_received(job)
+            self._store_received(job)
             if not self._keeps(job.id):
                 self._awaited.pop(job, None)
                 return
@@ -366,6 +376,9 @@ class FoldWorker:
         if self._is_merged(job):
             self._fold_others(job, all)
         with self._repository.reading() as session:
+            if self._is_merged(job) and claims.count_to_fold(session, job.id, number):
+                self._await_sums(job)
+                return
             updates = self._repository.updates(session, job.id, [number])
             devices = self._repository.contributors(session, job.id, number)
             done = self._repository.updates(session, job.id, [number - 1]) if engine.inherits(number) else []
@@ -432,16 +445,20 @@ class FoldWorker:
         return over
 
     def _write_version(self, job: OpenJob, sums: RoundSums, updates: list[UpdateRecord], devices: int) -> None:
-        """Write the next version, and the sums that it is made of; a robust rule reads all bodies instead."""
+        """Write the next version, and beside it the sums that it is made of; a robust rule reads all bodies instead."""
         engine, version, bodies = job.engine, job.state.version, []
         place = (job.id, version, engine.space, engine.vector_names)
-        if engine.plan.serve.combine == "mean":
-            self._versions.keep_sums(job.id, version + 1, sums, devices)
-        else:
-            known = self._folded[job].updates
-            bodies = [(known[update.task].model, BodyReader(self._bodies.file(update))) for update in updates]
-        changes = engine.changes(sums, self._versions.read(*place), devices, bodies)
-        self._versions.write_next(*place, changes)
+        with ThreadPoolExecutor(1, "sums") as pool:  # both wait for the disk, or the bucket
+            if engine.plan.serve.combine == "mean":
+                kept = pool.submit(self._versions.keep_sums, job.id, version + 1, sums, devices)
+            else:
+                kept = None
+                known = self._folded[job].updates
+                bodies = [(known[update.task].model, BodyReader(self._bodies.file(update))) for update in updates]
+            changes = engine.changes(sums, self._versions.read(*place), devices, bodies)
+            self._versions.write_next(*place, changes)
+            if kept is not None:
+                kept.result()
 
 
 def _sharing(track: CheckedTrack, last: CheckedTrack) -> CheckedTrack:

@@ -4,6 +4,9 @@ A worker claims recorded updates that are in no sum (`FOR UPDATE SKIP LOCKED`: w
 over), folds them, stores the sum under a name that cannot be guessed, and records in the same transaction the sum and
 which updates it holds. Sums are exact integers, so whatever the batches are, the merged ones have the same bits.
 
+A coordinator folds what it has received before it claims it, so that little is left to do when a round closes; if
+another worker has claimed some of it by then, the rest is folded anew.
+
 The claim is the transaction. A worker that dies loses it with its connection; from one that stalls the database takes
 it after a while (`STUCK`), and what that worker would record later is refused. Either way its updates are claimed
 again, and the bytes that it may have stored are removed when the round is over. So no update is in two sums.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
@@ -37,6 +40,15 @@ BATCH = 16  # updates that are worth a sum, which is as large as two of them
 MOST = 64  # updates of one sum: a worker that dies loses no more work than this
 
 
+@dataclass
+class Gathered:
+    """Updates of a round that a process has received, and their sum, which is not stored yet."""
+
+    number: int
+    sums: RoundSums | None  # None: one could not be folded, all are to be folded anew
+    known: dict[str, CheckedUpdate] = field(default_factory=dict)  # by task
+
+
 class PartialSums:
     """Fold the updates of open jobs into partial sums, and merge these."""
 
@@ -56,10 +68,30 @@ class PartialSums:
         self._tell = tell
         self._reached = reached
 
-    def fold(self, job: OpenJob, known: Mapping[str, CheckedUpdate], *, only_known: bool = False) -> list[str]:
+    def begin(self, job: OpenJob) -> Gathered:
+        return Gathered(job.state.round.number, self._empty(job, job.state.round))
+
+    def gather(self, job: OpenJob, gathered: Gathered, update: UpdateRecord, checked: CheckedUpdate) -> None:
+        """Fold an update that this process has received, without claiming it."""
+        is_new = update.task not in gathered.known
+        gathered.known[update.task] = checked
+        if is_new and gathered.sums is not None:
+            sums, gathered.sums = gathered.sums, None  # if this fails
+            self._add(sums, job.state.round, update, checked)
+            gathered.sums = sums
+
+    def fold(
+        self,
+        job: OpenJob,
+        known: Mapping[str, CheckedUpdate],
+        *,
+        only_known: bool = False,
+        made: RoundSums | None = None,
+    ) -> list[str]:
         """Fold a batch of updates of a job's round that are in no sum yet; return their tasks.
 
-        `known` has what is known about bodies, by task; with `only_known` only these are folded.
+        `known` has what is known about bodies, by task; with `only_known` only these are folded, and `made` is their
+        sum.
         """
         if not only_known:
             self._refresh(job.id)  # others may have recorded them
@@ -72,8 +104,11 @@ class PartialSums:
             if not updates:
                 return []
             self._reached("after-claim")
-            sums = self._sum(session, job, round, updates, known)
-            claims.keep_claims_while(session, lambda: self._bodies.keep_sum(job.id, number, name, sums))
+            with claims.KeptClaims(session) as kept:
+                sums = made
+                if sums is None or len(updates) != len(known) or sums.draws != count_draws(round):
+                    sums = self._sum(kept, job, round, updates, known)
+                kept.call(self._bodies.keep_sum, job.id, number, name, sums)
             self._reached("after-sum")
             folded = [update.task for update in updates]
             record = SumRecord(name, job.id, number, len(updates), self._units.clock())
@@ -88,7 +123,7 @@ class PartialSums:
 
     def _sum(
         self,
-        session: Session,
+        kept: claims.KeptClaims,
         job: OpenJob,
         round: Round,
         updates: Sequence[UpdateRecord],
@@ -97,16 +132,22 @@ class PartialSums:
         facts = job.state.facts
         if job.state.round.number != round.number:
             raise Superseded(f"round {round.number} of job {job.id} is over")
-        sums = job.engine.sums(round.number, facts, count_draws(round), self._reached)
+        sums = self._empty(job, round)
 
         def fold(update: UpdateRecord) -> None:
             checked = known.get(update.task) or check_again(job.engine, round, facts, update, self._bodies)
-            with self._bodies.file(update).open("rb") as body:
-                sums.fold(checked, body, update.weight, round.slots[update.slot].count, update.report)
+            self._add(sums, round, update, checked)
 
         for update in updates:
-            claims.keep_claims_while(session, partial(fold, update))
+            kept.call(fold, update)
         return sums
+
+    def _empty(self, job: OpenJob, round: Round) -> RoundSums:
+        return job.engine.sums(round.number, job.state.facts, count_draws(round), self._reached)
+
+    def _add(self, sums: RoundSums, round: Round, update: UpdateRecord, checked: CheckedUpdate) -> None:
+        with self._bodies.file(update).open("rb") as body:
+            sums.fold(checked, body, update.weight, round.slots[update.slot].count, update.report)
 
     def merge(self, job: OpenJob, updates: Sequence[UpdateRecord]) -> RoundSums | None:
         """Merge the partial sums of a round that hold its updates; None if some are in no sum yet.
@@ -121,7 +162,7 @@ class PartialSums:
         number = job.state.round.number
         with self._repository.reading() as session:
             recorded = claims.sums_of(session, job.id, number)
-        merged = job.engine.sums(number, job.state.facts, count_draws(job.state.round), self._reached)
+        merged = self._empty(job, job.state.round)
         for name, count in held.items():
             if name not in recorded or recorded[name].updates != count:
                 raise InputError(f"partial sum {name} of round {number} is not recorded as that of {count} updates")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from coordinator.arrivals import Arrivals, Verdict
 from coordinator.jobs import OpenJob
@@ -53,10 +52,10 @@ class UploadedChecks:
         found: list[tuple[UpdateRecord, Verdict | OSError]] = []
         with self._repository.begin() as session:
             claimed = claims.claim_unchecked(session, job.id, job.state.round.number, MOST, besides)
-            for update in claimed:
-                try:
-                    verdict = claims.keep_claims_while(session, partial(self._arrivals.examine, update))
-                    found.append((update, verdict))
-                except OSError as error:
-                    found.append((update, error))
+            with claims.KeptClaims(session) as kept:
+                for update in claimed:
+                    try:
+                        found.append((update, kept.call(self._arrivals.examine, update)))
+                    except OSError as error:
+                        found.append((update, error))
         return found

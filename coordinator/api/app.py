@@ -47,6 +47,7 @@ PRUNE = 60.0  # seconds until it is looked whether what is old has to go
 READY = 1.0  # seconds for which it is taken as known that the database answers
 # Requests for a task and heartbeats that are answered at a time: each is cheap, a turn behind updates is not.
 MOST_ASKS, MOST_BEATS = 256, 1024
+GATHERS = 0.05  # seconds in which updates that arrive are gathered: a transaction costs as much as many of them
 THREADS = 8  # that wait for the database or the disk: it has one writer, and every thread takes memory
 
 
@@ -85,7 +86,7 @@ def create_app(
     app.state.coordinator = coordinator
     app.state.registry = registry
     app.state.next_task = Batched(coordinator.next_tasks, MOST_ASKS)
-    app.state.accept = Batched(coordinator.accept_all)
+    app.state.accept = Batched(coordinator.accept_all, pause=GATHERS)
     app.state.complete = Batched(coordinator.complete_all)
     app.state.heartbeat = Batched(coordinator.heartbeats, MOST_BEATS)
     app.state.metrics = counts

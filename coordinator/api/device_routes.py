@@ -137,9 +137,10 @@ async def send_update(
         receiving = await run_in_threadpool(service.receive, device, task)
     check_length(request, receiving.most)
     try:
-        await _spool(request, receiving)
-        give_way(request)  # the more wait for the disk together, the less each of them costs
-        checked, sha256 = await check_body(receiving.path, receiving.decoder, request.app.state.body_checks)
+        with request.app.state.accept.expecting():  # the more are recorded together, the less each of them costs
+            await _spool(request, receiving)
+            give_way(request)
+            checked, sha256 = await check_body(receiving.path, receiving.decoder, request.app.state.body_checks)
         _check_digest(content_digest, sha256)
     except BaseException as error:
         receiving.path.unlink(missing_ok=True)

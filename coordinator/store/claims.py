@@ -6,6 +6,7 @@ others (SKIP LOCKED). SQLite has one process and no such locks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar, cast
@@ -39,18 +40,32 @@ def claim_unchecked(session: Session, job: str, number: int, most: int, besides:
     return _claim(session, free.where(UPDATES.c.task.not_in(besides)), most)
 
 
-def keep_claims_while(session: Session, call: Callable[[], Answer]) -> Answer:
+class KeptClaims:
     """Call in a thread what may take long, and tell the database meanwhile that this process is at work.
 
     A process that is stopped tells nothing, nor does one whose call does not end: they lose what they have claimed.
     """
-    with ThreadPoolExecutor(1) as pool:
-        called = pool.submit(call)
-        for _ in range(int(LONGEST / SAYS)):
-            wait([called], SAYS)
-            session.execute(select(1))
-            if called.done():
-                break
+
+    def __init__(self, session: Session) -> None:
+        """`session` is the transaction of the claims."""
+        self._session = session
+        self._pool = ThreadPoolExecutor(1, "claimed")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> KeptClaims:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def call(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
+        """Call a function; one that ends at once costs no statement."""
+        called, until = self._pool.submit(function, *arguments), time.monotonic() + LONGEST
+        while not called.done() and time.monotonic() < until:
+            wait([called], max(0.0, self._said + SAYS - time.monotonic()))
+            if time.monotonic() - self._said >= SAYS:
+                self._session.execute(select(1))
+                self._said = time.monotonic()
         return called.result()
 
 

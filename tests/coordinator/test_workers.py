@@ -222,6 +222,34 @@ def test_batches(make_world: Callable[..., World], monkeypatch: pytest.MonkeyPat
 
 
 @about_postgresql
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_what_a_worker_has_claimed_of_what_a_coordinator_has_folded_counts_once(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """The coordinator's own sum is given up then, and the rest is folded anew."""
+    monkeypatch.setattr(partial_sums, "MOST", 1)
+    results = []
+    for count in (0, taken):
+        world = make_world()
+        devices = world.fleet("weak", "weak", "weak")
+        job = world.job(participate={"min_available": 3, "quorum": 1.0}, num_rounds=1)
+        offers = world.offers(devices)
+        for number, device in enumerate(devices[:2]):
+            world.send(device, offers[device], samples=1 + number)
+        world.settle()
+        coordinator, bodies = world.coordinator, Bodies(world.open_blobs())
+        other = PartialSums(coordinator._units, bodies, lambda job: None, lambda *_: None, lambda point: None)
+        for _ in range(count):
+            assert len(other.fold(coordinator._jobs[job], {})) == 1
+        monkeypatch.setattr(partial_sums, "MOST", 64)
+        world.send(devices[2], offers[devices[2]], samples=3)
+        wait_until(lambda world=world, job=job: world.state(job)["version"] == 1)  # type: ignore[misc]
+        monkeypatch.setattr(partial_sums, "MOST", 1)
+        results.append(world.weights(job).tobytes())
+    assert results[0] == results[1]
+
+
+@about_postgresql
 def test_a_few_updates_are_folded_when_no_other_comes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folding, "PAUSE", 0.05)
     devices = world.fleet("weak", "weak")
