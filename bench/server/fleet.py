@@ -22,17 +22,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.server.fleet_picture import plot_fleet
 from bench.server.load import Answer, Connection, LoadError
 from bench.server.measure import check_result, machine, update_headers
 from bench.server.model import vectors, write_bundle
 from bench.server.process import cpu_seconds, first_words, process_memory, running
+from bench.server.services import postgresql
 from coordinator.presence import PRESENCE
 from edge_runtime.system import HERE
 from embrace.client import Client
@@ -191,8 +192,10 @@ def measure(
     times: Times,
     settings: Mapping[str, str],
     progress: Callable[[str], None] = lambda what: None,
+    *,
+    on_postgresql: bool = False,
 ) -> dict[str, Any]:
-    """Run rounds with a fleet; return every figure."""
+    """Run rounds with a fleet; return every figure. PostgreSQL is started for it, if wanted."""
     if not 1 <= selected <= devices <= MOST_DEVICES:
         raise InputError(f"expected 1 <= selected <= devices <= {MOST_DEVICES:,}, got {selected} and {devices}")
     weights, update = vectors(parameters)
@@ -201,7 +204,15 @@ def measure(
         manifest = write_bundle(folder / "bundle", weights)
         body = b"".join(bytes(part) for part in encode_layers(manifest.space, 0, update))
         command = ["-m", "embrace", "serve", "--data", str(folder / "data"), "--port", "0", "--devices", "0"]
-        own = {"EMBRACE_REQUESTS_PER_SECOND": "1000000", **{f"EMBRACE_{key.upper()}": v for key, v in settings.items()}}
+        stores: dict[str, str] = {}
+        if on_postgresql:
+            database, stores["database"] = postgresql(folder)
+            stack.callback(database.kill)
+            database.wait()
+            stores["blobs"] = str(folder / "blobs")
+            (folder / "blobs").mkdir()
+        given = {"requests_per_second": "1000000", **stores, **settings}
+        own = {f"EMBRACE_{key.upper()}": value for key, value in given.items()}
         process = stack.enter_context(running(folder, command, **own))
         url = first_words(process, folder, lambda line: line.split()[1] if line.startswith("coordinator: ") else "")
         port = int(url.rsplit(":", 1)[1])
@@ -236,6 +247,7 @@ def measure(
         "times": asdict(times),
         "parameters": parameters,
         "settings": dict(settings),
+        "database": "PostgreSQL" if on_postgresql else "SQLite",
         "machine": machine(None),
         "load": _load(),
         "seconds": took,
@@ -355,6 +367,7 @@ def main() -> None:
     parser.add_argument("--training", default="2,10", help="seconds that a device takes, at least and at most")
     parser.add_argument("--processes", type=int, default=2, help="of simulated devices")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
+    parser.add_argument("--postgresql", action="store_true", help="in place of SQLite; it is started for this")
     parser.add_argument("--out", type=Path, help="a file for every figure, as JSON")
     parser.add_argument("--plot", type=Path, help="a file for a picture of them")
     given = parser.parse_args()
@@ -362,13 +375,16 @@ def main() -> None:
         settings = dict(pair.split("=", 1) for pair in given.set)
         sizes = (given.devices, given.selected, given.parameters, given.rounds, given.processes)
         times = Times(given.arrive, *map(float, given.training.split(",")))
-        found = measure(*sizes, times, settings, lambda what: print(f"\r{what:<60}", end="", file=sys.stderr))
+        progress = partial(print, end="", file=sys.stderr)
+        found = measure(*sizes, times, settings, lambda what: progress(f"\r{what:<60}"), on_postgresql=given.postgresql)
         print(file=sys.stderr)
     except (EmbraceError, TypeError, ValueError) as error:
         parser.exit(2, f"error: {error}\n")
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
     if given.plot is not None:
+        from bench.server.fleet_picture import plot_fleet  # which needs matplotlib
+
         plot_fleet(found, LATENCY, given.plot)
     print(table(found))
 
