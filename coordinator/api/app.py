@@ -64,12 +64,14 @@ def create_app(
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         app.state.body_checks = CapacityLimiter(AT_ONCE)
         await run_in_threadpool(coordinator.start)
-        ticking = asyncio.create_task(_repeat(TICK, coordinator.tick))
-        pruning = asyncio.create_task(_repeat(PRUNE, coordinator.prune))
+        ended = asyncio.Event()
+        ticking = asyncio.create_task(_repeat(TICK, coordinator.tick, ended))
+        pruning = asyncio.create_task(_repeat(PRUNE, coordinator.prune, ended))
         try:
             yield
         finally:
-            ticking.cancel()
+            ended.set()
+            await ticking  # its thread has a connection to the database
             pruning.cancel()
             await run_in_threadpool(coordinator.stop)
 
@@ -142,10 +144,13 @@ def _operations(app: FastAPI, coordinator: Coordinator, counts: metrics.Metrics)
         return Response(await text.latest(), media_type=metrics.MEDIA_TYPE)
 
 
-async def _repeat(seconds: float, act: Callable[[], None]) -> None:
-    """Do something again and again, so long after it was done."""
+async def _repeat(seconds: float, act: Callable[[], None], ended: asyncio.Event) -> None:
+    """Do something again and again, so long after it was done, until that is to end."""
     while True:
-        await asyncio.sleep(seconds)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(ended.wait(), seconds)
+        if ended.is_set():
+            return
         try:
             await run_in_threadpool(act)
         except Exception:  # time goes on
