@@ -261,10 +261,12 @@ def test_a_headline_names_rows_columns_and_claims_of_its_table(headline):
 def test_a_headline_takes_the_first_of_several_targets_that_was_reached():
     headline = next(found for found in HEADLINES if "2NN" in found.claim)
     to_95, to_90 = headline.figures[0][1].split("|")
-    rows = [{"label": label, "figures": {to_90: {"mean": 2.0}}, "failures": []} for label, _ in headline.figures]
+    rows = [
+        {"label": label, "figures": {to_90: {"mean": 2.0, "runs": 1}}, "failures": []} for label, _ in headline.figures
+    ]
     report = {"rows": rows, "seeds": [0], "edition": EDITION, "claims": []}
     assert headline.line(lambda *asked: report)[3] == "2 / 2"
-    rows[0]["figures"][to_95] = {"mean": 3.0}
+    rows[0]["figures"][to_95] = {"mean": 3.0, "runs": 1}
     assert headline.line(lambda *asked: report)[3] == "3 / 2"
 
 
