@@ -45,7 +45,7 @@ class ServedVersions:
         return found[1:] if found is not None and found[0] == version and found[1].is_file() else None
 
     def weights_url(self, job: str, version: int) -> str | None:
-        """Sign a URL from which devices can read a version themselves; None if they have to ask here, for now too."""
+        """Sign a URL from which devices can read a version themselves; None if they have to ask here."""
         try:
             return self._versions.url(job, version)
         except OSError as error:  # the storage is away

@@ -23,8 +23,9 @@ def check(name: str, folder: Path, tight: int, plan: dict[str, Any]) -> None:
     for one in proofs:
         assert one.peak <= one.budget, one
         # What the device says of itself is what was seen. On a busy machine looks from outside miss a moment; the
-        # kernel, whom the device asks, does not: so it may say more, within the budget.
-        assert one.peak - 0.1 * one.budget <= one.told <= 1.1 * one.budget, one
+        # kernel, whom the device asks, does not: so it may say more than that, if it is within the budget.
+        near = 0.1 * one.budget
+        assert one.peak - near <= one.told <= max(one.peak + near, one.budget), one
         assert steps_away(manifest, one) <= 1, one
         assert one.scored == (ROUNDS if plan else 0), one
         assert set(one.failed) <= {"too_large"} and len(one.failed) <= 1, one
