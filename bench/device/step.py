@@ -26,7 +26,7 @@ import numpy as np
 import onnxruntime
 
 from bench.device.entering import Entering
-from bench.device.peers.process import PACKAGES, UNWRITTEN, PeerStep
+from bench.device.peers.process import PACKAGES, PeerStep
 from edge_runtime.bundle_files import check_bundle, map_weights, read_manifest
 from edge_runtime.engine.choose import EngineName, open_step
 from edge_runtime.engine.ort_training import is_available
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 OURS = "portable"
 TORCH = ("channels-last", "compile")  # beside PyTorch eager
-PEERS = (*TORCH, *PACKAGES, *UNWRITTEN)
+PEERS = (*TORCH, *PACKAGES)
 WARM_UP = 3
 SEED = 1
 TOLERANCE = 1e-4  # before anything is timed, the losses have to agree
@@ -110,9 +110,6 @@ def bench_step(
     unknown = [name for name in peers if name not in PEERS]
     if unknown:
         raise InputError(f"--peers: expected {', '.join(PEERS)} or none, got {', '.join(unknown)}")
-    for name in peers:
-        if name in UNWRITTEN:
-            notes.append(f"{name}: no step is written for it here, so it is not timed")
     with ExitStack() as stack:
         directory = Path(reference)
         if directory.is_dir():

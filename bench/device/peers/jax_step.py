@@ -1,26 +1,13 @@
-"""A jitted training step of JAX, in an environment of its own: reads a request, then answers lines with lines.
-
-    python jax_step.py REQUEST.json    {"graphs": [...], "input": "x.npy", "labels": "y.npy"}
-
-It prints the loss first, then, for every line that it reads, the milliseconds of processor time and of the clock that
-one step took. The graphs are the forward graphs of a bundle's layers; batch norm uses the statistics of the batch.
-"""
+"""A jitted training step of JAX (see peer_graphs); batch norm uses the statistics of the batch."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import onnx
 from jax import lax
-from onnx import numpy_helper
+from peer_graphs import Operator, read_request, serve
 
 IMAGES = ("NCHW", "OIHW", "NCHW")
 
@@ -61,7 +48,7 @@ def max_pool(attrs: dict[str, Any], x: Any) -> Any:
     return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, [(0, 0), (0, 0), *pads_of(attrs)])
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
+OPERATORS: dict[str, Operator] = {
     "Add": lambda attrs, a, b: a + b,
     "BatchNormalization": batch_norm,
     "Clip": lambda attrs, x, low=None, high=None: jnp.clip(x, low, high),
@@ -75,44 +62,20 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Model:
-    """Graphs one after the other; weights of all of them by name."""
-
-    def __init__(self, graphs: list[str]) -> None:
-        self.graphs = [onnx.load(path).graph for path in graphs]
-        held = {t.name: numpy_helper.to_array(t) for graph in self.graphs for t in graph.initializer}
-        missing = {node.op_type for graph in self.graphs for node in graph.node} - OPERATORS.keys()
-        if missing:
-            sys.exit(f"{', '.join(sorted(missing))} is not written for JAX here")
-        nodes = [node for graph in self.graphs for node in graph.node]
-        statistics = {name for node in nodes if node.op_type == "BatchNormalization" for name in node.input[3:]}
-        is_weight = {name: value.ndim > 0 and value.dtype == np.float32 for name, value in held.items()}
-        self.weights = {name: jnp.asarray(v) for name, v in held.items() if is_weight[name] and name not in statistics}
-        self.constants = {name: jnp.asarray(v) for name, v in held.items() if name not in self.weights}
-
-    def loss(self, weights: dict[str, Any], x: Any, labels: Any) -> Any:
-        for graph in self.graphs:
-            values = {**weights, **self.constants, graph.input[0].name: x}
-            for node in graph.node:
-                attrs = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
-                inputs = [values[name] if name else None for name in node.input]
-                values[node.output[0]] = OPERATORS[node.op_type](attrs, *inputs)
-            x = values[graph.output[0].name]
-        return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1).mean()
-
-
 def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text())
-    model = Model(request["graphs"])
-    x, labels = jnp.asarray(np.load(request["input"])), jnp.asarray(np.load(request["labels"]))
-    step = jax.jit(jax.value_and_grad(model.loss))
-    loss, _ = jax.block_until_ready(step(model.weights, x, labels))
-    print(json.dumps({"loss": float(loss)}), flush=True)
-    for _ in sys.stdin:
-        cpu, wall = time.process_time(), time.perf_counter()
-        jax.block_until_ready(step(model.weights, x, labels))
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        print(json.dumps({"cpu": 1e3 * cpu, "wall": 1e3 * wall}), flush=True)
+    request = read_request()
+    request.graphs.check(OPERATORS, "JAX")
+    constants = {name: jnp.asarray(value) for name, value in request.graphs.constants.items()}
+    weights = {name: jnp.asarray(value) for name, value in request.graphs.weights.items()}
+    x, labels = jnp.asarray(request.x), jnp.asarray(request.labels)
+
+    def loss_of(weights: dict[str, Any], x: Any, labels: Any) -> Any:
+        scores = request.graphs.run(OPERATORS, {**weights, **constants}, x)
+        return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1).mean()
+
+    step = jax.jit(jax.value_and_grad(loss_of))
+    loss, _ = jax.block_until_ready(step(weights, x, labels))
+    serve(float(loss), lambda: jax.block_until_ready(step(weights, x, labels)))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,10 @@ from edge_runtime.places import default_work
 from federation.errors import EmbraceError
 from federation.manifest import Boundary, Loss, Manifest
 
-PACKAGES = {"jax": ("jax", "onnx")}
-UNWRITTEN = ("mnn", "executorch")  # engines that can train, for which no step is written here
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "jax": ("jax", "onnx"),
+    "mnn": ("MNN==3.1.0", "numpy", "onnx"),  # later wheels lack gradients (see mnn_step)
+}
 SECONDS = 900  # for an installation, and for compiling a step
 
 
@@ -52,7 +54,7 @@ class PeerStep:
         self._name = name
         self._python = environment(name)
         self._graphs = [str((directory / layer.forward.name).resolve()) for layer in manifest.layers[boundary.layer :]]
-        self._wall = threads > 1
+        self._threads = threads
         self._environment = os.environ.copy()
         self._environment.pop("PYTHONPATH", None)  # its packages are others
         if threads == 1:
@@ -66,7 +68,8 @@ class PeerStep:
             inputs, targets, file = (f"{folder}/{name}" for name in ("x.npy", "y.npy", "request.json"))
             np.save(inputs, x)
             np.save(targets, labels)
-            Path(file).write_text(json.dumps({"graphs": self._graphs, "input": inputs, "labels": targets}))
+            batch = {"input": inputs, "labels": targets}
+            Path(file).write_text(json.dumps({"graphs": self._graphs, "threads": self._threads, **batch}))
             script = Path(__file__).with_name(f"{self._name}_step.py")
             self._process = subprocess.Popen(
                 [str(self._python), str(script), file],
@@ -84,14 +87,15 @@ class PeerStep:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
-        return float(self._read()["wall" if self._wall else "cpu"])
+        return float(self._read()["wall" if self._threads > 1 else "cpu"])
 
     def _read(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None and self._process.stderr is not None
-        line = self._process.stdout.readline()
+        line = next((line for line in self._process.stdout if line.startswith("{")), "")  # libraries print, too
         if not line:
             lines = self._process.stderr.read().strip().splitlines() or ["it ended without a message"]
-            raise EmbraceError(lines[-1])
+            code = self._process.wait()
+            raise EmbraceError(f"its process was ended by signal {-code}" if code < 0 else lines[-1])
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MODELS: list[str] = ["resnet20"]
 BATCHES: list[int] = [32]
-ENGINES = ("torch", "channels-last", "compile", "portable", "ort-training", "jax")
+ENGINES = ("torch", "channels-last", "compile", "portable", "ort-training", "jax", "mnn")
 
 
 def step(
@@ -31,7 +31,8 @@ def step(
     boundaries: Annotated[str, typer.Option(help="NAME,… or 'tiers' or 'all'.")] = "tiers",
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each engine that count.")] = 30,
     peers: Annotated[
-        str, typer.Option(help="Beside PyTorch eager: channels-last, compile (takes a minute each), jax, or none.")
+        str,
+        typer.Option(help="Beside PyTorch eager: channels-last, compile (takes a minute each), jax, mnn, or none."),
     ] = "channels-last",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the medians of one model: FILE.png")] = None,
@@ -47,7 +48,7 @@ def step(
 
     Example: embrace bench step bundles/mine --boundaries all
 
-    JAX is installed by pip, once, into an environment of its own in the folder for caches.
+    JAX and MNN are installed by pip, once, each into an environment of its own in the folder for caches.
     """
     cases = [(model, size) for model in models or MODELS for size in batch or BATCHES]
     if plot is not None and len(cases) > 1:
