@@ -185,9 +185,10 @@ def test_little_room_means_low_memory_small_batches_and_a_file(
 
     wide = plan("1GB", 100)
     assert (wide.settings.profile, wide.plan.folder, wide.plan.batch) == ("fast", None, 64)
-    tight = plan("6MB", 1000)
+    little = str(predicted_peak(manifest, manifest.boundary("weak"), 4) + budget.AT_WORK + 100_000)
+    tight = plan(little, 1000)
     assert tight.plan.folder == tmp_path / "activations" and tight.plan.batch < 64
-    assert plan("6MB", 10, profile="low_memory").settings.profile == "low_memory"
+    assert plan(little, 10, profile="low_memory").settings.profile == "low_memory"
     # float16 halves what decides between memory and disk
     row = 2 * 4 * 32 * 32 * 16  # of the largest layer, twice: one store is read while the next is written
     needed = plan("1GB", 100).needed

@@ -105,24 +105,32 @@ class TilePlan:
     def across(self) -> int:
         return -(-self.target[1] // self.edge) // self.split
 
-    def _grid(self, inner: int, step: int, offset: Size, size: Size, places: np.ndarray) -> np.ndarray:
-        """Pixel numbers of all tiles as [inner, split, inner, split, tiles, tiles]; outside pixels are -1."""
-        i, p, j, q, a, b = np.ogrid[:inner, : self.split, :inner, : self.split, : self.down, : self.across]
-        h = (a * self.split + p) * step + places[i] + offset[0]
-        w = (b * self.split + q) * step + places[j] + offset[1]
-        inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
-        return np.where(inside, h * size[1] + w, -1).reshape(-1)
+    @cached_property
+    def tile(self) -> np.ndarray:
+        """[products * split, inputs]: the transform along one axis, of two tiles at once where they are kept apart.
+
+        Neighbouring tiles overlap, so that two of them are gathered with fewer pixels than one after the other.
+        """
+        products, inputs = self.bilinear.tile.shape
+        both = np.zeros((products, self.split, inputs + self.step * (self.split - 1)))
+        for place in range(self.split):
+            both[:, place, place * self.step : place * self.step + inputs] = self.bilinear.tile
+        return both.reshape(products * self.split, -1)
 
     def gathered(self) -> np.ndarray:
-        """Source row of every element of every tile."""
-        inner = self.bilinear.tile.shape[1]
-        grid = self._grid(inner, self.step, self.offset, self.source, np.arange(inner))
-        return np.take(row_of_pixel(self.source), grid)
+        """Source row of every element of every tile, or pair of tiles, as [inputs, inputs, tiles, tiles]."""
+        step = self.step * self.split
+        i, j, a, b = np.ogrid[: self.tile.shape[1], : self.tile.shape[1], : self.down, : self.across]
+        pixels = _numbers(a * step + i + self.offset[0], b * step + j + self.offset[1], self.source)
+        return np.take(row_of_pixel(self.source), pixels)
 
     @cached_property
     def produced(self) -> np.ndarray:
-        """Target pixel of every output of every tile, -1 for those beyond the edge."""
-        return self._grid(self.edge, self.edge, (0, 0), self.target, self.rows)
+        """Target pixel of every output as [edge, split, edge, split, tiles, tiles], -1 for those beyond the image."""
+        i, p, j, q, a, b = np.ogrid[: self.edge, : self.split, : self.edge, : self.split, : self.down, : self.across]
+        h = (a * self.split + p) * self.edge + self.rows[i]
+        w = (b * self.split + q) * self.edge + self.rows[j]
+        return _numbers(h, w, self.target)
 
     @property
     def inverse(self) -> np.ndarray:
@@ -137,6 +145,12 @@ class TilePlan:
         """Leading dimensions of transformed tiles."""
         products = len(self.bilinear.tile)
         return [products**2] if self.split == 1 else [products, self.split, products]
+
+
+def _numbers(h: np.ndarray, w: np.ndarray, size: Size) -> np.ndarray:
+    """Row-major pixel numbers, -1 outside of the image."""
+    inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
+    return np.where(inside, h * size[1] + w, -1).reshape(-1)
 
 
 def forward_plan(source: Size, target: Size, taps: int, stride: int, pads: Size) -> TilePlan:
@@ -185,7 +199,7 @@ def transform(context: Context, matrix: np.ndarray, x: str, split: int) -> str:
 def _make_tiles(context: Context, x: str, rows: np.ndarray, plan: TilePlan, channels: int) -> str:
     """[pixels, N, C] -> transformed tiles [*positions, tiles * N, C], of some rows of tiles."""
     taken = pick(context, x, rows.reshape(-1), plan.source[0] * plan.source[1])
-    tiles = transform(context, plan.bilinear.tile, taken, plan.split)
+    tiles = transform(context, plan.tile, taken, 1)
     return context.op("Reshape", tiles, np.array([*plan.positions(), -1, channels], np.int64))
 
 

@@ -262,3 +262,15 @@ def test_large_images_go_through_some_rows_of_tiles_after_the_other(
     exported = check_module(nn.Sequential(nn.Conv2d(3, 4, 1), body, Picture()), torch.randn(2, 3, size, size))
     joined = [node for node in exported.train.graph.node if node.op_type == "Concat"]
     assert [len(node.input) > 1 for node in joined] == [True, True], "one for the output, one for the input's gradient"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "size"), [(3, 1, (16, 20)), (3, 1, (8, 32)), (3, 0, (16, 16)), (5, 2, (16, 16))]
+)
+def test_depthwise_tiles_of_large_images_come_in_rows(kernel: int, padding: int, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    body = nn.Conv2d(4, 4, kernel, 1, padding, groups=4)
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), body, Picture())
+    exported = check_module(module, torch.randn(2, 3, *size), batch=5)
+    has_runs = any(node.op_type == "Slice" for node in exported.train.graph.node)
+    assert has_runs == (kernel == 3 and padding == 1), "other borders are collected pixel by pixel"
