@@ -63,6 +63,7 @@ class Experiment:
     alpha: float = 0.1  # of the Dirichlet distribution
     input_tier: str = "weak"  # whose memory devices have that train the input side
     keeps_momentum: bool = False  # from one round of a device to its next; the paper does not say
+    max_value: float = 4096.0  # of any element of an update: variances of batch norm jump in the first rounds
 
     def scaled(self, count: int) -> int:
         return count * self.devices // 128
@@ -76,7 +77,7 @@ class Experiment:
             "participate": {"fraction_train": fraction},
             "local": {"steps": self.steps, "batch": self.batch, "rate": self.rate, **self._kept_momentum()},
             "evaluate": {"statistics": statistics or STATISTICS[method]},
-            "bounds": {"max_value": 4096.0},  # variances of batch norm jump in the first rounds
+            "bounds": {"max_value": self.max_value},
             "simulate": {
                 "devices": self.devices,
                 "dataset": self.dataset,
@@ -103,8 +104,8 @@ class Experiment:
         return Setting(note, rows, every={"evaluate_every": self.every})
 
 
-CIFAR_FULL = Experiment("resnet20", "cifar10", 128, 1000, "0.4/10@800,900", every=10)
-FEMNIST_FULL = Experiment("femnist_cnn", "femnist", 128, 200, "0.04", every=5, partitioner="natural")
+CIFAR_FULL = Experiment("resnet20", "cifar10", 128, 1000, "0.4/10@800,900", every=10, max_value=2.0**20)
+FEMNIST_FULL = Experiment("femnist_cnn", "femnist", 128, 200, "0.04", every=10, partitioner="natural")
 IMDB_FULL = Experiment("imdb_bilstm", "imdb", 128, 400, "0.1/10@200,300", every=10)
 FASHION_SHORT = Experiment(
     "fashion_resnet8@0.625",

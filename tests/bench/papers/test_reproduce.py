@@ -110,6 +110,17 @@ def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
         reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
 
 
+def test_a_whole_label_asks_for_its_row_alone(tmp_path):
+    rows = [
+        PaperRow(name, "digits", {**JOB, "num_rounds": rounds})
+        for rounds, name in ((1, "first"), (2, "the first of many"))
+    ]
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
+    for text, found in (("first", [1, 0]), ("the first", [1, 1])):
+        place = Workplace(tmp_path)
+        assert [len(result.runs) for result in reproduce(table, "short", 1, place, only=[text]).rows] == found
+
+
 @pytest.mark.parametrize("text", ["", '{"rows": [{"label": "fi', '{"rows": null}', '{"rows": [{"label": 1}]}', "[]"])
 def test_a_report_that_is_not_whole_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "reproduce-domo-short.json"
@@ -254,33 +265,57 @@ def test_a_headline_names_rows_columns_and_claims_of_its_table(headline):
         for row, column in headline.figures:
             assert labels & set(row.split("|")), (scale, row)
             assert {known.name for known in table.columns} >= set(column.split("|"))
-    for beginning in headline.verdicts:
+    for beginning in headline.related:
         assert any(claim.text.startswith(beginning) for claim in table.claims), beginning
+
+
+FLEET = {"num_rounds": 1000, "simulate": {"devices": 8, "dataset": "mnist"}}
+
+
+def row_of_a_report(label, **means):
+    figures = {column: {"mean": mean, "runs": 0 if mean is None else 1} for column, mean in means.items()}
+    return {"label": label, "job": FLEET, "figures": figures, "failures": []}
 
 
 def test_a_headline_takes_the_first_of_several_targets_that_was_reached():
     headline = next(found for found in HEADLINES if "2NN" in found.claim)
     to_95, to_90 = headline.figures[0][1].split("|")
-    rows = [
-        {"label": label, "figures": {to_90: {"mean": 2.0, "runs": 1}}, "failures": []} for label, _ in headline.figures
-    ]
-    report = {"rows": rows, "seeds": [0], "edition": EDITION, "claims": []}
-    assert headline.line(lambda *asked: report)[3] == "2 / 2"
+    rows = [row_of_a_report(label, **{to_90: 2.0}) for label, _ in headline.figures]
+    report = {"rows": rows, "scale": "full", "seeds": [0], "edition": EDITION, "claims": []}
+    assert headline.line(lambda *asked: report)[3:6:2] == ["2 / 2", "did not hold"]
     rows[0]["figures"][to_95] = {"mean": 3.0, "runs": 1}
-    assert headline.line(lambda *asked: report)[3] == "3 / 2"
+    assert headline.line(lambda *asked: report)[3:6:2] == ["3 / 2", "held"]
 
 
 def test_a_headline_says_what_was_run_and_at_which_scale():
     headline = next(found for found in HEADLINES if found.table == "svcca")
-    figures = {column: {"mean": 0.5, "runs": 3} for _, column in headline.figures}
-    rows = [{"label": "alone", "figures": figures, "failures": []}]
-    claim = {"text": "alone: both places", "verdict": "held"}
-    report = {"rows": rows, "seeds": [0, 1, 2], "edition": EDITION, "claims": [claim]}
+    rows = [row_of_a_report("alone", **{"SVCCA, input side": 0.75, "SVCCA, output": 0.5})]
+    claim = {"text": "alone: both places", "verdict": "did not hold"}
+    report = {"rows": rows, "scale": "short", "seeds": [0, 1, 2], "edition": EDITION, "claims": [claim]}
     reports = {("svcca", "short"): report}
     told = headline.line(lambda *asked: reports.get(asked))
-    assert told[3:6] == ["0.5 / 0.5", "short, 3 seeds", "held"] and told[6].startswith("`svcca`, ")
-    reports["svcca", "full"] = {**report, "claims": [{**claim, "verdict": "did not hold"}]}
-    assert headline.line(lambda *asked: reports.get(asked))[4:] == ["full, 3 seeds", "did not hold", "run"]
-    rows.append({"label": "together", "figures": {"SVCCA": {"mean": None, "runs": 0}}, "failures": []})
-    assert headline.line(lambda *asked: reports.get(asked))[6] == "run: 1 of the 2 rows of `svcca`"
+    assert told[3:7] == ["0.75 / 0.5", "short: MNIST, 8 devices, 1,000 rounds, 3 seeds", "held", "0 of 1"]
+    assert told[7].startswith("`svcca`, about")
+    reports["svcca", "full"] = {**report, "scale": "full", "claims": [{**claim, "verdict": "held"}]}
+    assert headline.line(lambda *asked: reports.get(asked))[5:] == ["held", "1 of 1", "run"]
+    rows.append(row_of_a_report("together", SVCCA=None))
+    assert headline.line(lambda *asked: reports.get(asked))[7].startswith("run: 1 of the 2 rows of `svcca`; all take")
+    rows[0]["figures"]["SVCCA, output"]["mean"] = None
+    assert headline.line(lambda *asked: reports.get(asked))[3:6:2] == ["0.75 / –", "not run"]
+
+
+def test_a_headline_of_differences_shows_them():
+    headline = next(found for found in HEADLINES if "its lead" in found.claim)
+    accuracy = {"DOMO": (80.0, 81.0, 84.0), "FedAvgSM": (79.0, 79.0, 80.0)}
+    rows = [
+        row_of_a_report(label, **{column: dict(zip((20, 10, 5), accuracy.get(name, (70.0, 70.0, 70.0))))[int(s)]})
+        for label, column in headline.figures
+        for s, name in [label.removeprefix("s = ").split(" %, ")]
+    ]
+    report = {"rows": rows, "scale": "short", "seeds": [0], "edition": EDITION, "claims": []}
+    assert headline.line(lambda *asked: report)[3:6:2] == ["1 / 2 / 4", "held"]
+
+
+def test_a_headline_that_was_not_run_says_so():
+    headline = next(found for found in HEADLINES if found.table == "svcca")
     assert headline.line(lambda *asked: None)[3:6] == ["–", "–", "not run"]
