@@ -187,7 +187,6 @@ class LatencyReport:
             found += [
                 LatencyBar(engine, f"{tier} step / strong step", 0.25, of_strong("step")),
                 LatencyBar(engine, f"{tier} iteration / strong iteration", 0.25, of_strong("iteration")),
-                LatencyBar(engine, f"{tier} peak memory of a round / strong peak memory", 0.25, of_strong("memory")),
                 LatencyBar(engine, "backward / training forward, worst tier", 3.0, most),
             ]
         return found

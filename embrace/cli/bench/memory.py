@@ -14,7 +14,7 @@ from embrace.cli.bench.report import BenchReport, TextTable, check_targets, deli
 if TYPE_CHECKING:
     from bench.device.memory import MemoryReport, MemoryRow
 
-LIMIT = 0.25  # of the weak tier relative to the strong one
+TARGETS = {("resnet20", 32, "weak"): 12 << 20}  # bytes of training, by model, batch and tier
 NAMES = {"torch": "PyTorch"}
 
 
@@ -111,20 +111,22 @@ def _table(found: MemoryReport, title: str) -> TextTable:
 
 
 def _bars(found: MemoryReport) -> list[str]:
-    """The promise about the weak tier, for every engine of ours."""
+    """Compare peaks of training with PyTorch's at the same boundary, and with targets.
+
+    Both are bytes: a share of what the whole model takes would punish a whole model that takes less.
+    """
     lines = []
     for row in found.rows:
-        if "weak" not in row.tiers or row.runner == "torch":
+        if row.runner == "torch" or row.anonymous is None:
             continue
-        shares = {
-            "training": found.training_ratio(row),
-            "the round, frozen layers included": found.round_ratio(row),
-            "an agent": found.agent_ratio(row),
-        }
-        for what, share in shares.items():
-            if share is not None:
-                words = "met" if share <= LIMIT else "missed"
-                lines.append(f"{row.runner}: weak / strong, peak of {what}: {share:.3f}, at most {LIMIT:g}: {words}")
+        torch = found.row(row.boundary, "torch")
+        limits = {"PyTorch's": torch.anonymous if torch else None}
+        limits |= {f"the {tier} tier's target": TARGETS.get((found.model, found.batch, tier)) for tier in row.tiers}
+        for what, limit in limits.items():
+            if limit is not None:
+                words = "met" if row.anonymous <= limit else "missed"
+                peak = f"{row.runner}: {row.boundary}, peak of training {megabytes(row.anonymous)} MB"
+                lines.append(f"{peak}, at most {what} {megabytes(limit)}: {words}")
     return lines
 
 
