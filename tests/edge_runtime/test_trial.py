@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
+from edge_runtime.budget import AT_WORK
 from edge_runtime.engine.session import _IDENTITY
 from edge_runtime.measure import Case, measure
 from tests.edge_runtime.conftest import Bundle, answer
@@ -45,6 +46,34 @@ except EmbraceError as error:
     found["error"] = [type(error).__name__, str(error)]
 """
 
+# As a task does it with little memory: frozen layers first, then the step, as both do not fit at once.
+AFTER_FROZEN_LAYERS = """
+from edge_runtime.engine.portable import LayerForward
+from edge_runtime.engine.session import RuntimeSettings
+from edge_runtime.measure import random_inputs
+value = random_inputs(manifest.input, 96, None)
+for layer in manifest.frozen(boundary):
+    value = LayerForward(folder / layer.forward.name, RuntimeSettings(profile="low_memory"))(value)
+del value
+found["frozen"] = current_memory().anonymous - idle.anonymous
+give_back_memory()
+found["stays"] = current_memory().anonymous - idle.anonymous
+trial._steps(told, boundary, "portable", idle, lambda told: found.update(step=told["anonymous"]))
+"""
+
+# A block as large as a region of the arena comes and goes, then smaller ones.
+LARGE_BLOCKS = """
+import numpy as np
+from edge_runtime.budget import open_budget
+open_budget("8GB")
+idle = current_memory()
+region = np.ones(16 << 20, np.uint8)
+del region
+blocks = [np.ones(1 << 20, np.uint8) for _ in range(16)]
+found["taken"] = current_memory().anonymous - idle.anonymous
+del blocks
+"""
+
 
 def run(program: str, bundle: Bundle, room: int, boundary: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer(PROGRAM + program + END, bundle.directory, room, boundary))
@@ -67,6 +96,18 @@ def test_vectors_that_a_task_has_beside_are_counted(dense: Bundle, resnet8: Bund
     )
     size = 4 * resnet8.manifest.weights_of(resnet8.manifest.boundary("strong"))
     assert abs(more - plain - 20 * size) < 5 * size
+
+
+def test_a_step_after_frozen_layers_takes_what_its_trial_found(resnet8: Bundle) -> None:
+    found = run(TRY + AFTER_FROZEN_LAYERS, resnet8, 300_000_000, "layer3")
+    assert found["frozen"] > 4 * AT_WORK, "or nothing is shown"
+    assert found["stays"] < AT_WORK
+    assert found["step"] < found["trial"]["anonymous"] + AT_WORK
+
+
+def test_within_a_budget_large_blocks_go_back_to_the_system_at_once(digits: Bundle) -> None:
+    found = run(LARGE_BLOCKS, digits, 300_000_000, "weak")
+    assert found["taken"] > 5 * AT_WORK and found["grown"] < AT_WORK
 
 
 def test_a_copy_ends_when_it_passes_the_limit(resnet8: Bundle) -> None:
