@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 # and scratch memory of kernels that no shape tells, as a share of the arena.
 NODE_BYTES, CONSTANT_COPIES, SESSION_BYTES, SCRATCH = 4_000, 2.5, 60_000, 0.05
 
-# Of edge_runtime/engine/session.py: the first region that graphs get, and the rest of a block that is worth keeping apart.
+# Of edge_runtime/engine/session.py: the first region that graphs get, and the rest of a block worth keeping apart.
 _FIRST_REGION, _SMALLEST, _WORTH_SPLITTING = 16 << 20, 256, 1 << 10
 
 _SAME_BUFFER = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
