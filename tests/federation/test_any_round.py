@@ -109,6 +109,8 @@ class AnyRound(RuleBasedStateMachine):
         if isinstance(event, Resumed):
             for leases in self.leases.values():
                 leases[:] = [(device, max(until + event.outage, self.now + LEASE)) for device, until in leases]
+        if self.round.slots is not before.slots and isinstance(event, UpdateChecked) and not event.sound:
+            self.uploaded.pop(event.slot, None)
         for effect in effects:
             if isinstance(effect, GrantLease):
                 assert self.round.state == "collecting"
@@ -143,8 +145,6 @@ class AnyRound(RuleBasedStateMachine):
                 complete = self.round.arrived == self.round.wanted
                 assert not self.uploaded or complete or waited, "it waits for what is not checked"
                 self.closed.append(effect)
-        if self.round.slots is not before.slots and isinstance(event, UpdateChecked) and not event.sound:
-            self.uploaded.pop(event.slot, None)
         return effects
 
     @rule()
