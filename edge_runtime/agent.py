@@ -115,6 +115,7 @@ class Agent:
         memory: str | None = None,
         tier: str | None = None,
         boundary: str | None = None,
+        micro_batch: int | None = None,
         engine: str = "auto",
         profile: str = "auto",
         threads: int = 1,
@@ -133,7 +134,8 @@ class Agent:
         `token` is an enrolment token, needed the first time. `data` is a pair of arrays, FILE.npz, a folder of images
         by class, FILE.csv, FILE.jsonl, FILE.txt or FILE.py:NAME; `tokenizer` makes tokens of texts, without it the
         bundle's. `memory` is a budget such as "64MB" for the whole process; `tier` or
-        `boundary` fix what is trained. With `frozen` "int8" the other layers run in 8 bits: less exact, in less time.
+        `boundary` fix what is trained. With `micro_batch` at most so many samples go through at once: less memory, and
+        batch norm sees that many. With `frozen` "int8" the other layers run in 8 bits: less exact, in less time.
         `trust` are public keys, or files with them: bundles of other signers are refused. Without, the signer of the
         first bundle is remembered. `limits` bound what any task may take here.
         `on_notice` gets what a person at the device should know: its name, what it waits for.
@@ -142,6 +144,7 @@ class Agent:
         settings = RuntimeSettings(threads, spinning, frozen=frozen)
         device = Device(data, folder, memory, tier, engine, profile, settings, boundary=boundary)
         device = replace(device, limits=limits or OwnLimits(), trust=tuple(map(read_public, trust)))
+        device = replace(device, micro_batch=micro_batch)
         if tokenizer is not None:
             device = replace(device, tokenizer=Path(tokenizer).resolve())
         if not isinstance(data, tuple) and not file_of(str(data)).exists():
@@ -152,7 +155,7 @@ class Agent:
             stack.enter_context(sole_user(folder / "agent.lock", in_use))
             own_memory = DeviceMemory(device)
             known = own_memory.describe()
-            enrolled = {key: value for key, value in known.items() if key not in ("needs", "measures")}
+            enrolled = {key: value for key, value in known.items() if key not in ("needs", "measures", "micro_batch")}
             own = credential(server, token, name or socket.gethostname(), enrolled, folder, certificate, on_notice)
             client = stack.enter_context(DeviceClient(server, own, certificate=certificate))
             try:
@@ -306,6 +309,7 @@ class Agent:
         task = decode_task(offer.work)
         with watch.part("download"):
             loaded = self._load(offer, task)
+            task = self._fit(loaded, offer, task)
             self.device.limits.check_steps(task.for_samples(len(loaded.samples)).steps)
             manifest, covered = loaded.bundle.manifest, coverage(loaded.bundle.manifest, task.boundary)
             engine = choose_engine(covered.boundary, self.device.engine)
@@ -412,14 +416,19 @@ class Agent:
                 progress=self._still_going,
             )
             known = self._loaded[key] = _Loaded(bundle, samples, held_out, trainer)
-        most = max(len(known.samples), len(known.held_out) if known.held_out else 0)
-        fitting = self.memory.fit(known.bundle, offer.bundle, most, task, self._tell_profile, self._still_going)
-        known.trainer.settings = fitting.settings
-        known.trainer.plan = fitting.plan
-        if fitting.plan.folder is not None:
-            known.trainer.plan = replace(fitting.plan, store_limit=self._room.left)
-        known.trainer.forward_share = fitting.forward_share
         return known
+
+    def _fit(self, loaded: _Loaded, offer: TaskOffer, task: Task) -> Task:
+        """Set the trainer up within this device's memory; return the task in the parts that the device takes."""
+        task = task.in_parts(self.device.micro_batch, loaded.bundle.manifest, len(loaded.samples))
+        most = max(len(loaded.samples), len(loaded.held_out) if loaded.held_out else 0)
+        fitting = self.memory.fit(loaded.bundle, offer.bundle, most, task, self._tell_profile, self._still_going)
+        loaded.trainer.settings = fitting.settings
+        loaded.trainer.plan = fitting.plan
+        if fitting.plan.folder is not None:
+            loaded.trainer.plan = replace(fitting.plan, store_limit=self._room.left)
+        loaded.trainer.forward_share = fitting.forward_share
+        return task
 
 
 def _same(words: str, before: str) -> bool:

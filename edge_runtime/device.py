@@ -49,6 +49,7 @@ class Device:
     trust: tuple[str, ...] = ()  # public keys; none: the signer that is met first
     boundary: str | None = None
     tokenizer: Path | None = None  # makes tokens of texts; None: the bundle's
+    micro_batch: int | None = None  # the most samples that go through the graph at once; None: as tasks say
 
     def __post_init__(self) -> None:
         check_engine(self.engine)
@@ -86,6 +87,7 @@ class DeviceMemory:
             engines=engines_of(device.engine),
             needs=known_needs(device.work, device.settings, MOST_NEEDS),
             measures=True,
+            micro_batch=device.micro_batch,
         )
 
     @property

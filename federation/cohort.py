@@ -7,7 +7,7 @@ for the round is the business of rounds.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, get_args
@@ -22,6 +22,7 @@ _NOTHING_KNOWN: Final[Mapping[str, float]] = MappingProxyType({})
 CHECK: Final = 600.0  # seconds in which an update that was uploaded is checked; after that its seat is free again
 SeatState = Literal["offered", "leased", "uploaded", "arrived", "expired", "failed"]
 Reason = Literal["late", "duplicate", "not_yours", "expired", "round_closed"]
+Load = Callable[[DeviceProfile], tuple[int | None, int]]  # samples at once, None: the manifest's; vectors of a step
 
 
 @dataclass(frozen=True)
@@ -294,6 +295,10 @@ def member_of(
     return _member(device, cover.cover(manifest, profile, batch, buffers), manifest, seconds)
 
 
+def _usual_load(_: DeviceProfile) -> tuple[int | None, int]:
+    return None, 1
+
+
 def assign(
     seed: int,
     round_number: int,
@@ -302,11 +307,10 @@ def assign(
     participation: Participation,
     cover: Cover,
     manifest: Manifest,
-    batch: int | None,
+    load: Load = _usual_load,
     previous: Cohort | None = None,
     seconds: Mapping[str, float] = _NOTHING_KNOWN,
     resting: int = 0,
-    buffers: int = 1,
     away: int = 0,
 ) -> Cohort:
     """Draw the cohort of a round. `previous` is the cohort of the round before, for the rounds inside a window.
@@ -317,9 +321,9 @@ def assign(
 
     Inside a window a device that is still there keeps its slot, also if others have joined since; a device that has
     left is replaced by the next one of the window's random order, for the rest of the window. A device without a
-    profile is taken as able to train everything. `batch` and `buffers` say for what memory is predicted.
+    profile is taken as able to train everything. `load` says for what a device's memory is predicted.
     """
-    fit, reasons = _fit(available, profiles, cover, manifest, batch, buffers)
+    fit, reasons = _fit(available, profiles, cover, manifest, load)
     if missing := missing_to_begin(participation, len(fit), resting, away):
         return Cohort(missing=missing, unfit=reasons)
     order = participation.order(fit, seed, round_number)
@@ -360,8 +364,7 @@ def _fit(
     profiles: Mapping[str, DeviceProfile],
     cover: Cover,
     manifest: Manifest,
-    batch: int | None,
-    buffers: int,
+    load: Load,
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """What every available device trains; and of those that cannot train anything here, why not."""
     fit: dict[str, str] = {}
@@ -371,7 +374,7 @@ def _fit(
         profile = profiles.get(device) or DeviceProfile()
         if profile not in known:
             try:
-                known[profile] = cover.cover(manifest, profile, batch, buffers)
+                known[profile] = cover.cover(manifest, profile, *load(profile))
             except (InputError, OutOfMemory) as error:  # one unfit device must not stop the others
                 known[profile] = error
         found = known[profile]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from federation import cohort, rounds
@@ -125,7 +125,7 @@ class RoundEngine:
         `seconds` has what the tasks of devices took before; so many devices are `resting`, there but not invited;
         so many are `away` and come back.
         """
-        plan, (batch, buffers) = self.plan, self.plan.local.load
+        plan = self.plan
         return cohort.assign(
             plan.seed,
             number,
@@ -134,11 +134,10 @@ class RoundEngine:
             plan.participation,
             plan.cover,
             self.manifest,
-            batch,
+            partial(plan.local.load_of, manifest=self.manifest),
             previous,
             seconds or {},
             resting,
-            buffers,
             away,
         )
 
@@ -148,7 +147,7 @@ class RoundEngine:
 
     def member(self, device: str, profile: DeviceProfile, seconds: float | None = None) -> cohort.Member:
         """Describe a device that may take over a free seat."""
-        batch, buffers = self.plan.local.load
+        batch, buffers = self.plan.local.load_of(profile, self.manifest)
         return cohort.member_of(device, profile, self.plan.cover, self.manifest, batch, seconds, buffers)
 
     def task(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from federation.algorithm import Algorithm
 from federation.algorithms import published
-from federation.axes.cover import COVER, Cover, OutputSide
+from federation.axes.cover import COVER, Cover, DeviceProfile, OutputSide
 from federation.axes.local import LOCAL, LocalRule, Momentum
 from federation.axes.participate import Participation
 from federation.axes.serve import SERVE, Average, ServeRule
@@ -84,6 +84,13 @@ class LocalWork:
     def load(self) -> tuple[int, int]:
         """What decides about memory: the samples that go through at once, and the vectors that a step holds."""
         task = self.task("strong", 0, 0)
+        return task.at_once, task.buffers
+
+    def load_of(self, profile: DeviceProfile, manifest: Manifest) -> tuple[int, int]:
+        """Return the load of a device, which may take fewer samples at once than the job says."""
+        if profile.micro_batch is None:
+            return self.load
+        task = self.task("strong", 0, 0).in_parts(profile.micro_batch, manifest)
         return task.at_once, task.buffers
 
     def check_parts(self, manifest: Manifest) -> None:

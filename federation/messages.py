@@ -87,6 +87,20 @@ class Task:
                 "expected parts of two samples or more",
             )
 
+    def in_parts(self, most: int | None, manifest: Manifest, samples: int | None = None) -> Task:
+        """Return the task of a device that takes at most so many samples through the graph at once.
+
+        Where parts would train something else than the batch of a device with so many samples, the batch goes whole.
+        """
+        if most is None or most >= self.at_once:
+            return self
+        found = replace(self, micro_batch=most)
+        try:
+            replace(found, batch=min(self.batch, samples or self.batch)).check_parts(manifest)
+        except FieldError:
+            return self
+        return found
+
     def for_samples(self, samples: int) -> Task:
         """Return the task of a device with so many samples: passes over them become steps, of full batches only."""
         if self.epochs is None:

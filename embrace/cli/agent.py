@@ -26,6 +26,9 @@ def agent(
     ] = None,
     tier: Annotated[str | None, typer.Option(help="Train as this tier, if it fits.")] = None,
     boundary: Annotated[str | None, typer.Option(help="Train from this boundary on, if it fits.")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(min=1, help="At most so many samples of a batch at once: less memory.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What this device is called. Default: its host name.")] = None,
     engine: Annotated[str, typer.Option(help="auto, portable or ort-training.")] = "auto",
     profile: Annotated[str, typer.Option(help="auto, fast or low_memory.")] = "auto",
@@ -65,6 +68,7 @@ def agent(
             memory=memory,
             tier=tier,
             boundary=boundary,
+            micro_batch=micro_batch,
             engine=engine,
             profile=profile,
             threads=threads,

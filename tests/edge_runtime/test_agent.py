@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,14 @@ class Recording(DeviceClient):
         return found
 
 
-@pytest.mark.parametrize("tier", ["strong", "moderate", "weak"])
+@pytest.mark.parametrize(("tier", "micro_batch"), [("strong", None), ("moderate", None), ("weak", None), ("strong", 6)])
 def test_what_is_sent_is_what_training_gives(
-    site: Site, make_job, connect, data: Path, digits, images, tmp_path, tier
+    site: Site, make_job, connect, data: Path, digits, images, tmp_path, tier, micro_batch
 ) -> None:
     job = make_job(num_rounds=2)
     client = connect(Recording, site.enrol(tier)[1])
-    agent = Agent(client, Device(str(data), tmp_path / "work", tier=tier, engine="portable"))
+    device = Device(str(data), tmp_path / "work", tier=tier, engine="portable", micro_batch=micro_batch)
+    agent = Agent(client, device)
     samples = from_arrays(images[0][:100], images[1][:100], digits.manifest)
     space, before = digits.manifest.space, np.array(digits.weights)
     for number in range(2):  # the second time with what was kept from the first
@@ -64,7 +66,8 @@ def test_what_is_sent_is_what_training_gives(
         where = space.suffix(layer)
         (work / digits.manifest.weights.name).write_bytes(Files(site.directory).version(job, number).read_bytes())
         trainer = Trainer(work, BundleSource(work, digits.manifest), samples)
-        outcome = trainer.run(task, Received(before[where]))
+        assert task.micro_batch is None  # the device's own choice
+        outcome = trainer.run(replace(task, micro_batch=micro_batch), Received(before[where]))
         expected = np.array(outcome.local.update())
         trainer.close()
         views = space.views(expected, start=where.start)

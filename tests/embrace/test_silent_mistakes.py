@@ -124,3 +124,6 @@ def test_parts_of_one_sample_are_refused_with_batch_norm() -> None:
         with pytest.raises(FieldError, match="micro_batch"):
             embrace.train(bundle, (X, np.arange(12) % 3), rounds=1, batch=4, micro_batch=size, boundary="strong")
     Task("strong", 1, 4, 0.1, micro_batch=2).check_parts(bundle.manifest)
+    whole = Task("strong", 1, 4, 0.1)
+    assert whole.in_parts(2, bundle.manifest).at_once == 2 and whole.in_parts(8, bundle.manifest) is whole
+    assert whole.in_parts(1, bundle.manifest) is whole and whole.in_parts(2, bundle.manifest, samples=3) is whole

@@ -13,8 +13,10 @@ from federation.axes.cover import DeviceProfile
 from federation.axes.local import ControlVariate, LocalRule, Momentum, ServerMomentum
 from federation.axes.serve import Adam, Average, ServerHeavyBall
 from federation.axes.sync import SyncFacts
+from federation.capacity import predicted_peak
 from federation.cohort import Member, Seat
 from federation.engine import RoundEngine
+from federation.errors import OutOfMemory
 from federation.exchange import Exchange
 from federation.identity import task_seed
 from federation.job import plan_from
@@ -155,6 +157,20 @@ def test_cohorts_are_drawn_from_the_devices_that_are_there() -> None:
     first, again = (engine.assign(0, profiles, None) for _ in range(2))
     assert first == again and len(first.seats) == 2
     assert engine.member("x", DeviceProfile(tier="moderate")) == Member("x", "middle", 2)
+
+
+def test_a_device_that_takes_few_samples_at_once_trains_more_layers_in_the_same_memory() -> None:
+    engine = engine_of(local={"batch": 32})
+    sizes = ((32, 1), (1, 2), (1, 1))
+    needs = {(size, more): predicted_peak(MODEL, MODEL.boundary("stem"), size, more) for size, more in sizes}
+    assert needs[1, 1] < needs[1, 2] < needs[32, 1]  # one vector more: the sum of the parts' gradients
+    room = needs[1, 2]
+    with pytest.raises(OutOfMemory):
+        engine.member("a", DeviceProfile(memory=room))
+    assert engine.member("a", DeviceProfile(memory=room, micro_batch=1)).boundary == "stem"
+    assert engine.member("a", DeviceProfile(memory=room - 1, micro_batch=1)).boundary != "stem"
+    drawn = engine.assign(0, {"a": DeviceProfile(memory=room, micro_batch=1)}, None)
+    assert drawn.seats[0].member.boundary == "stem"
 
 
 def test_a_summary_counts_what_devices_say_and_what_they_trained() -> None:

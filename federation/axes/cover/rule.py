@@ -10,6 +10,7 @@ from types import MappingProxyType
 from federation.capacity import MeasuredNeed, megabytes, predicted_peak
 from federation.errors import FieldError, OutOfMemory
 from federation.manifest import Boundary, Manifest
+from federation.messages import MOST_SAMPLES_PER_STEP
 
 MOST_MEMORY = 2**50  # bytes that a device may claim
 MOST_THREADS = 4096
@@ -63,12 +64,24 @@ class DeviceProfile:
         default=False,
         metadata={"description": "Whether it can measure batch-norm statistics of layers that it does not train."},
     )
+    micro_batch: int | None = field(
+        default=None,
+        metadata={
+            "description": "The most samples that it takes through the graph at once; null: as the task says.",
+            "ge": 1,
+            "le": MOST_SAMPLES_PER_STEP,
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.memory is not None and not 1 <= self.memory <= MOST_MEMORY:
             raise FieldError("memory", f"expected bytes from 1 to 2^50, got {self.memory}")
         if not 1 <= self.threads <= MOST_THREADS:
             raise FieldError("threads", f"expected a number from 1 to {MOST_THREADS}, got {self.threads}")
+        if self.micro_batch is not None and not 1 <= self.micro_batch <= MOST_SAMPLES_PER_STEP:
+            raise FieldError(
+                "micro_batch", f"expected a number from 1 to {MOST_SAMPLES_PER_STEP}, got {self.micro_batch}"
+            )
         if not 1 <= len(self.engines) <= MOST_ENGINES:
             raise FieldError("engines", f"expected from 1 to {MOST_ENGINES}, got {len(self.engines)}")
         texts = {"tier": self.tier, "boundary": self.boundary, "runtime": self.runtime}
