@@ -8,7 +8,7 @@ from bench.papers.domo import DOMO
 from bench.papers.embracing import CASES_TABLE, IMDB, NORM, SCALING
 from bench.papers.fedavg_table2 import EFFECTS, SPEEDUP, TABLE2
 from bench.papers.fedlama_femnist import FEDLAMA
-from bench.papers.open_questions import COHORTS, FROZEN_STATISTICS, REFRESH
+from bench.papers.open_questions import COHORTS, FROZEN_STATISTICS, PARTS, REFRESH
 from bench.papers.partial_averaging import PARTIAL, UNEQUAL_TABLE
 from bench.papers.similarity import SVCCA
 from bench.papers.table import Table
@@ -17,6 +17,6 @@ _ALL = (
     *(TABLE2, EFFECTS, SPEEDUP),
     *(SCALING, CASES_TABLE, NORM, IMDB, SVCCA),
     *(PARTIAL, UNEQUAL_TABLE, FEDLAMA, DOMO),
-    *(COMBINATIONS, REFRESH, FROZEN_STATISTICS, COHORTS),
+    *(COMBINATIONS, REFRESH, FROZEN_STATISTICS, COHORTS, PARTS),
 )
 TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in _ALL})

@@ -1,4 +1,4 @@
-"""What EmbracingFL leaves open: how seldom frozen layers may be run, who reports statistics, what cohorts are worth."""
+"""What EmbracingFL leaves open: frozen layers that run seldom, whose statistics count, cohorts, batches in parts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bench.papers.embracing import (
     EMBRACING,
     FASHION_SHORT,
     FINAL,
+    FULL_NOTE,
     SEES,
     SHORT_NOTE,
     SMOKE,
@@ -216,5 +217,56 @@ COHORTS = Table(
         Claim("swapping a strong device in gains accuracy", _gains),
         _costs_little(INVITED),
         _costs_little(FIRST_HALF),
+    ),
+)
+
+
+# --- batches in parts ------------------------------------------------------------------------------------------------
+
+WHOLE, WEAK_ONES = "all train everything, whole batches", "an eighth strong, the others weak, whole batches"
+
+
+def _in_parts(size: int) -> str:
+    return f"all train everything, {size} samples at once"
+
+
+def _parts(experiment: Experiment, note: str, sizes: tuple[int, ...]) -> Setting:
+    everyone = {"strong": experiment.devices}
+    mixed = {"strong": experiment.scaled(16), "weak": experiment.scaled(112)}
+    whole = experiment.job(EMBRACING, everyone, 0.25)
+    jobs = {WHOLE: whole, WEAK_ONES: experiment.job(EMBRACING, mixed, 0.25)}
+    jobs |= {_in_parts(size): {**whole, "local": {**whole["local"], "micro_batch": size}} for size in sizes}
+    return experiment.setting(note, [experiment.row(label, EMBRACING, job, None) for label, job in jobs.items()])
+
+
+PARTS_NOTE = (
+    "A quarter of the devices in each round, as they are drawn. A device that is short of memory may train only "
+    "output-side layers, or the whole model with a few samples of a batch at once (`micro_batch`), over which batch "
+    "norm then normalises."
+)
+
+
+def _keeps_accuracy(size: int, margin: float = 1.0) -> Claim:
+    def test(measured: Measured) -> bool | None:
+        whole, parts = (measured.get(row, {}).get(FINAL) for row in (WHOLE, _in_parts(size)))
+        return None if whole is None or parts is None else parts > whole - margin
+
+    return Claim(f"{_in_parts(size)}: loses less than a point to whole batches", test)
+
+
+SHORT_PARTS, FULL_PARTS = (8, 4, 2), (8, 4)
+PARTS = Table(
+    "embracing-parts",
+    "none: in the paper a batch goes through at once",
+    "What does batch norm over parts of a batch cost devices that train everything in little memory?",
+    {
+        "smoke": lambda: _parts(SMOKE, SMOKE_NOTE, (4,)),
+        "short": lambda: _parts(FASHION_SHORT, f"{SHORT_NOTE}. {PARTS_NOTE}", SHORT_PARTS),
+        "full": lambda: _parts(CIFAR_FULL, f"{FULL_NOTE}; ResNet20 on CIFAR-10. {PARTS_NOTE}", FULL_PARTS),
+    },
+    COLUMNS,
+    (
+        *map(_keeps_accuracy, SHORT_PARTS),
+        Claim("4 at once is above an eighth strong, the others weak", above(FINAL, [_in_parts(4)], [WEAK_ONES])),
     ),
 )

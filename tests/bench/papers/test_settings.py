@@ -77,6 +77,7 @@ OURS = {
     "embracing-refresh",
     "embracing-statistics",
     "embracing-cohorts",
+    "embracing-parts",
 }  # no paper has a setting for these
 
 
