@@ -95,6 +95,7 @@ class Agent:
         self._tidy = False  # whether what was kept of other jobs was looked at since the last task
         self._unfit = ""  # as it was told
         self._waiting = ""  # ... why there is no task
+        self._parts = 0  # samples at once, if more than the owner wished
         self._goes_on = False
         self._heartbeat = Heartbeat(client, "", None)  # of the task at work
         self._sleep = sleep
@@ -419,8 +420,13 @@ class Agent:
         return known
 
     def _fit(self, loaded: _Loaded, offer: TaskOffer, task: Task) -> Task:
-        """Set the trainer up within this device's memory; return the task in the parts that the device takes."""
-        task = task.in_parts(self.device.micro_batch, loaded.bundle.manifest, len(loaded.samples))
+        """Set the trainer up within this device's memory; return the task in the parts that the device takes.
+
+        Memory is counted as the coordinator counts it; a device with few samples takes parts that are no larger.
+        """
+        manifest, offered = loaded.bundle.manifest, task
+        task = offered.in_parts(self.device.micro_batch, manifest)
+        self._tell_parts(task.at_once)
         most = max(len(loaded.samples), len(loaded.held_out) if loaded.held_out else 0)
         fitting = self.memory.fit(loaded.bundle, offer.bundle, most, task, self._tell_profile, self._still_going)
         loaded.trainer.settings = fitting.settings
@@ -428,7 +434,15 @@ class Agent:
         if fitting.plan.folder is not None:
             loaded.trainer.plan = replace(fitting.plan, store_limit=self._room.left)
         loaded.trainer.forward_share = fitting.forward_share
-        return task
+        return offered.in_parts(task.at_once, manifest, len(loaded.samples))
+
+    def _tell_parts(self, at_once: int) -> None:
+        """Say, once for each size, that batches cannot go through in parts as small as the owner wished."""
+        wished = self.device.micro_batch
+        if wished is not None and wished < at_once != self._parts:
+            self._parts = at_once
+            why = "for the sake of the model's loss or batch norm"
+            self.on_notice(f"--micro-batch {wished}: {at_once} samples go through at once, {why}")
 
 
 def _same(words: str, before: str) -> bool:

@@ -88,7 +88,10 @@ class Budget:
 
 
 def open_budget(memory: str | int | None) -> Budget:
-    """Take what is allowed, or what the system leaves; refuse what the idle process has already."""
+    """Take what is allowed, or what the system leaves; refuse what the idle process has already.
+
+    A budget that was asked for changes how this process's heap gives memory back, until the process ends.
+    """
     now = current_memory()
     if memory is not None:
         keep_heap_small()

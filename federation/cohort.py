@@ -295,10 +295,6 @@ def member_of(
     return _member(device, cover.cover(manifest, profile, batch, buffers), manifest, seconds)
 
 
-def _usual_load(_: DeviceProfile) -> tuple[int | None, int]:
-    return None, 1
-
-
 def assign(
     seed: int,
     round_number: int,
@@ -307,7 +303,7 @@ def assign(
     participation: Participation,
     cover: Cover,
     manifest: Manifest,
-    load: Load = _usual_load,
+    load: Load,
     previous: Cohort | None = None,
     seconds: Mapping[str, float] = _NOTHING_KNOWN,
     resting: int = 0,

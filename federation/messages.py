@@ -90,16 +90,20 @@ class Task:
     def in_parts(self, most: int | None, manifest: Manifest, samples: int | None = None) -> Task:
         """Return the task of a device that takes at most so many samples through the graph at once.
 
-        Where parts would train something else than the batch of a device with so many samples, the batch goes whole.
+        Where batch norm would get a part of one sample, of a batch or of the `samples` that the device has, it is the
+        next smaller size without, else the next larger. Where the loss couples samples the batch goes whole.
         """
-        if most is None or most >= self.at_once:
+        if most is None or most >= self.at_once or manifest.loss.couples:
             return self
-        found = replace(self, micro_batch=most)
-        try:
-            replace(found, batch=min(self.batch, samples or self.batch)).check_parts(manifest)
-        except FieldError:
-            return self
-        return found
+        batch = min(self.batch, samples or self.batch)
+        for size in (*range(most, 0, -1), *range(most + 1, self.at_once)):
+            found = replace(self, micro_batch=size)
+            try:
+                replace(found, batch=batch).check_parts(manifest)
+            except FieldError:
+                continue
+            return found
+        return self
 
     def for_samples(self, samples: int) -> Task:
         """Return the task of a device with so many samples: passes over them become steps, of full batches only."""

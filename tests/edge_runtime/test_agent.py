@@ -24,7 +24,7 @@ from edge_runtime.participant import Contribution
 from edge_runtime.remote import RemoteBundle
 from edge_runtime.trainer import Received, Trainer
 from federation.errors import OutOfMemory
-from federation.messages import Report, TaskOffer, decode_task
+from federation.messages import Report, Task, TaskOffer, decode_task
 from tests.coordinator.harness import Files, Site
 from tests.edge_runtime.conftest import failures
 
@@ -82,6 +82,33 @@ def test_what_is_sent_is_what_training_gives(
         np.testing.assert_array_max_ulp(after, moved.astype(np.float32), maxulp=1)
         before = after
     assert site.server.coordinator.job(job)["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "taken", "said"),
+    [  # 9 samples are 8 + 1, and one at a time is too few for batch norm
+        (8, 7, []),
+        (1, 3, ["--micro-batch 1: 2 samples go through at once, for the sake of the model's loss or batch norm"]),
+    ],
+)
+def test_an_agent_with_few_samples_leaves_no_part_of_one(
+    site: Site, make_job, connect, images, tmp_path: Path, monkeypatch, micro_batch: int, taken: int, said: list[str]
+) -> None:
+    np.savez(tmp_path / "few.npz", x=images[0][:9], y=images[1][:9])
+    job, told, sizes = make_job(num_rounds=1), list[str](), set[int]()
+    trained = Trainer.run
+
+    def watched(trainer: Trainer, task: Task, *rest: Any) -> Any:
+        sizes.add(task.at_once)
+        return trained(trainer, task, *rest)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    device = Device(str(tmp_path / "few.npz"), tmp_path / "work", tier="strong", micro_batch=micro_batch)
+    agent = Agent(connect(DeviceClient, site.enrol()[1]), device, on_notice=told.append)
+    assert agent.run(most_tasks=1, wait=5.0) == 1
+    site.settle()
+    assert site.server.coordinator.job(job)["state"] == "done" and not failures(site, job)
+    assert sizes == {taken} and told == said
 
 
 def out_of_memory(*_: object, **__: object) -> None:

@@ -126,4 +126,7 @@ def test_parts_of_one_sample_are_refused_with_batch_norm() -> None:
     Task("strong", 1, 4, 0.1, micro_batch=2).check_parts(bundle.manifest)
     whole = Task("strong", 1, 4, 0.1)
     assert whole.in_parts(2, bundle.manifest).at_once == 2 and whole.in_parts(8, bundle.manifest) is whole
-    assert whole.in_parts(1, bundle.manifest) is whole and whole.in_parts(2, bundle.manifest, samples=3) is whole
+    assert whole.in_parts(1, bundle.manifest).at_once == 2  # no part of one sample, nor at the end of a batch
+    odd = Task("strong", 1, 33, 0.1)
+    assert [odd.in_parts(size, bundle.manifest).at_once for size in (1, 8, 16)] == [3, 7, 15]
+    assert whole.in_parts(2, bundle.manifest, samples=3).at_once == 3

@@ -41,6 +41,10 @@ FLEET = [f"d{n:02}" for n in range(20)]
 PROFILES = {device: STRONG if index < 3 else WEAK for index, device in enumerate(FLEET)}
 
 
+def usual(_: DeviceProfile) -> tuple[int | None, int]:
+    return None, 1
+
+
 def make(
     rule: Participation,
     number: int = 0,
@@ -49,7 +53,7 @@ def make(
     seed: int = 5,
     profiles: dict[str, DeviceProfile] = PROFILES,
 ) -> Cohort:
-    return assign(seed, number, devices, profiles, rule, OutputSide(), MODEL, previous=previous)
+    return assign(seed, number, devices, profiles, rule, OutputSide(), MODEL, usual, previous)
 
 
 def devices_of(cohort: Cohort) -> list[str]:
@@ -90,7 +94,7 @@ def test_too_few_devices() -> None:
     ],
 )
 def test_what_a_job_asks_for_in_numbers_holds_while_devices_rest(rule: Participation, missing: int) -> None:
-    cohort = assign(5, 0, FLEET[:4], PROFILES, rule, OutputSide(), MODEL, resting=16)
+    cohort = assign(5, 0, FLEET[:4], PROFILES, rule, OutputSide(), MODEL, usual, resting=16)
     assert cohort.missing == missing
     if not missing and isinstance(rule.quorum, int):
         assert cohort.quorum == rule.quorum
@@ -103,7 +107,7 @@ def test_devices_that_can_train_nothing_are_left_out_and_named() -> None:
     assert [device for device, _ in cohort.unfit] == ["b", "c"]
     assert "1 bytes are left beside the idle process" in cohort.unfit[0][1]
     assert "no boundary or tier named 'tail'" in cohort.unfit[1][1]
-    whole = assign(0, 0, ["a", "b"], {"a": STRONG, "b": WEAK}, Participation(), Everything(), MODEL)
+    whole = assign(0, 0, ["a", "b"], {"a": STRONG, "b": WEAK}, Participation(), Everything(), MODEL, usual)
     assert devices_of(whole) == ["a"]
 
 
