@@ -90,7 +90,7 @@ def reproduce(
 ) -> Reproduction:
     """Run a table, or what is missing of it; with `only` the rows of these labels, or whose labels contain a text."""
     began, setting = time.monotonic(), table.setting(scale)
-    asked = [row for row in setting.rows if not only or any(_means(text, row, setting) for text in only)]
+    asked = [row for row in setting.rows if not only or any(_asks_for(text, row, setting) for text in only)]
     if not asked:
         raise InputError(f"--rows: no row has {' or '.join(map(repr, only))}; expected one of {_labels(setting)}")
     logged = {(row.label, seed): place.logged(row, seed) for row in setting.rows for seed in range(seeds)}
@@ -148,7 +148,7 @@ def _is_over(folder: Path) -> bool:
     return (folder / WEIGHTS).is_file() or (folder / FAILED).is_file()
 
 
-def _means(text: str, row: PaperRow, setting: Setting) -> bool:
+def _asks_for(text: str, row: PaperRow, setting: Setting) -> bool:
     """Whether a text asks for a row: by its whole label, or by a part that is no other row's whole label."""
     return row.label == text if text in (other.label for other in setting.rows) else text in row.label
 
