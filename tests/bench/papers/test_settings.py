@@ -130,6 +130,19 @@ def test_every_cell_of_full_is_a_run_of_a_model_that_exists(table):
         assert not row.widths or model.narrows
 
 
+@pytest.mark.parametrize("scale", ["short", "full"])
+def test_devices_with_film_reviews_keep_their_momentum(scale):
+    setting = TABLES["embracing-imdb"].setting(scale)
+    assert all(row.job["local"]["rules"][-1]["between"] == "keep" for row in setting.rows)
+    assert "keeps its momentum for its next round" in setting.note
+
+
+def test_the_bound_of_cifar_10_is_said():
+    setting = TABLES["embracing-cases"].setting("full")
+    bounds = {row.job["simulate"]["dataset"]: row.job["bounds"]["max_value"] for row in setting.rows}
+    assert bounds == {"cifar10": 2**20, "femnist": 4096} and "up to 2^20" in setting.note
+
+
 def test_the_svcca_of_the_paper_sees_512_images():
     assert TABLES["svcca"].setting("full").every["svcca_samples"] == 512
 
