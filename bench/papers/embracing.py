@@ -190,9 +190,12 @@ def _scaling_short() -> Setting:
     return _scaling(FASHION_SHORT, note, (0, 32, 112), (112,))
 
 
-def _rows_of(measured: Measured, method: str, column: str = FINAL) -> list[float | None]:
-    """Return the figure of each row of a method, None where it was not run; the first has strong devices alone."""
-    return [row.get(column) for label, row in measured.items() if label.startswith(f"{method}, ")]
+def _rows_of(measured: Measured, method: str) -> list[float | None]:
+    """Return the best accuracy of each row of a method, as the paper's tables do; the first has strong devices alone.
+
+    None where a row was not run.
+    """
+    return [row.get(BEST) for label, row in measured.items() if label.startswith(f"{method}, ")]
 
 
 def _grows(method: str) -> Claim:
@@ -211,7 +214,7 @@ def _ahead(first: str, second: str) -> Claim:
         wins = []
         for label, row in measured.items():
             mix = label.removeprefix(f"{first}, ")
-            ours, theirs = row.get(FINAL), measured.get(f"{second}, {mix}", {}).get(FINAL)
+            ours, theirs = row.get(BEST), measured.get(f"{second}, {mix}", {}).get(BEST)
             if mix != label and not mix.endswith(("+ 0 weak", "/0/0")) and ours is not None and theirs is not None:
                 wins.append(ours > theirs)
         return all(wins) if wins else None
@@ -275,13 +278,13 @@ def _cases_short() -> Setting:
     return FASHION_SHORT.setting(note, rows + _case_rows(FEMNIST_SHORT, SHORT_MIXES, {EMBRACING: 2}, FEMNIST))
 
 
-def _close_to_all_strong(data: str = "") -> Claim:
+def _close_to_all_strong(data: str = "", margin: float = 4) -> Claim:
     def test(measured: Measured) -> bool | None:
         strong, *mixes = _rows_of(measured, f"{data}{EMBRACING}") or [None]
         known = [value for value in mixes if value is not None]
-        return strong - min(known) < 4 if known and strong is not None else None
+        return strong - min(known) < margin if known and strong is not None else None
 
-    return Claim(f"{data}EmbracingFL loses less than 4 points to strong devices alone in every mix", test)
+    return Claim(f"{data}EmbracingFL loses less than {margin:g} points to strong devices alone in every mix", test)
 
 
 CASES_TABLE = Table(
@@ -385,5 +388,5 @@ IMDB = Table(
         "full": _imdb_full,
     },
     COLUMNS,
-    (_close_to_all_strong(),),
+    (_close_to_all_strong(margin=7.3),),  # in the paper 16/0/112 loses 7.26
 )

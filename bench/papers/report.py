@@ -10,7 +10,7 @@ from typing import Any
 from bench.papers.editions import EDITION, changed_models, missed
 from bench.papers.measures import best_accuracy
 from bench.papers.runner import Reproduction, RowResult
-from bench.papers.table import Column, Measured, Table
+from bench.papers.table import Column, Measured, PaperRow, Table
 from edge_runtime.machine import describe_device
 from federation.errors import InputError
 from simulation.runs import deviation
@@ -19,11 +19,11 @@ VERDICTS = {True: "held", False: "did not hold", None: "not tested at this scale
 
 
 def report(found: Reproduction, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Collect all figures; rows that have no run here are taken from a stored report, if they are still the same."""
+    """Collect all figures; of a row that is still the same, a stored report's with more runs stay."""
     measured = means(found)
     rows = [_row(found, result, measured) for result in found.rows]
     before = _still_valid(stored, found.table.name) if stored else {}
-    rows = [row if was_run(row) else before.get(_identity(row), row) for row in rows]
+    rows = [max(row, before.get(_identity(row), row), key=runs_of) for row in rows]  # the new one of equals
     data = {
         "table": found.table.name,
         "paper": found.table.paper,
@@ -32,7 +32,7 @@ def report(found: Reproduction, stored: Mapping[str, Any] | None = None) -> dict
         "edition": EDITION,
         "setting": found.setting.note,
         "rates": list(found.setting.rates),
-        "seeds": list(found.seeds),
+        "seeds": list(range(max([len(found.seeds), *map(runs_of, rows)]))),
         "seconds": {"runs": round(sum(row["seconds"] for row in rows), 1), "tuning": round(found.tuning_seconds, 1)},
         "machine": describe_device(),
         "rows": rows,
@@ -64,9 +64,20 @@ def _identity(row: Mapping[str, Any]) -> str:
 
 
 def judged(data: dict[str, Any], table: Table) -> dict[str, Any]:
-    """State the table's claims anew about a stored report: what is claimed may have been mended since."""
-    measured = {row["label"]: {name: figure["mean"] for name, figure in row["figures"].items()} for row in data["rows"]}
-    return {**data, "claims": _verdicts(table, measured)}
+    """Take the claims and published figures of a stored report from today's table: they may have been mended since.
+
+    A run that was begun under another job than today's does not go on, and is left out.
+    """
+    today = {row.label: row for row in table.setting(data["scale"]).rows}
+    rows = [_as_today(row, today[row["label"]]) if row["label"] in today else row for row in data["rows"]]
+    measured = {row["label"]: {name: figure["mean"] for name, figure in row["figures"].items()} for row in rows}
+    return {**data, "rows": rows, "claims": _verdicts(table, measured)}
+
+
+def _as_today(row: dict[str, Any], today: PaperRow) -> dict[str, Any]:
+    figures = {name: {**figure, "published": today.published.get(name)} for name, figure in row["figures"].items()}
+    same = row["job"] == json.loads(json.dumps(today.job))
+    return {**row, "figures": figures, "begun": row.get("begun", []) if same else []}
 
 
 def _verdicts(table: Table, measured: Measured) -> list[dict[str, str]]:
@@ -161,9 +172,13 @@ def _unfinished(data: dict[str, Any]) -> list[str]:
     return [" ".join([told, *(f"{text}." for text in begun)]), ""]
 
 
+def runs_of(row: Mapping[str, Any]) -> int:
+    """Count the runs of a row of a report that ended; those that diverged did."""
+    return len(row["failures"]) + max((figure["runs"] for figure in row["figures"].values()), default=0)
+
+
 def was_run(row: Mapping[str, Any]) -> bool:
-    """Whether a row of a report has a run that ended."""
-    return bool(row["failures"]) or any(figure["runs"] for figure in row["figures"].values())
+    return runs_of(row) > 0
 
 
 def _table(data: dict[str, Any], columns: Sequence[Column]) -> list[str]:

@@ -36,8 +36,8 @@ def reproduce(
 
     Writes reproduce-TABLE-SCALE.json, .md and .png. A command that was interrupted goes on where it was.
 
-    With --rows, the other rows of the results are those that earlier commands ran. At scale full the rounds of
-    each run are kept in OUT/logs, with a small model's checkpoint: another machine does not run them again.
+    Rows of the results that have no runs here stay as earlier commands left them. At scale full the rounds of each
+    run are kept in OUT/logs, with a small model's checkpoint: another machine does not run them again.
 
     Example: embrace bench reproduce fedavg-table2 --scale short --data-dir data
     """
@@ -60,7 +60,7 @@ def reproduce(
 
     name = f"reproduce-{table}-{scale}"
     stored = out / f"{name}.json"
-    before = read_report(stored) if rows and stored.is_file() else None  # which may fail, so before the runs
+    before = read_report(stored) if stored.is_file() else None  # which may fail, so before the runs
     with show.progress(table) as progress:
         until = None if hours is None else time.time() + 3600 * hours
         logs = Logs(out / "logs" / f"{table}-{scale}") if scale == "full" else None

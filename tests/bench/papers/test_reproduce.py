@@ -20,7 +20,7 @@ from bench.papers.logs import Logs
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
 from bench.papers.picture import draw
-from bench.papers.report import markdown, means, read_report, report, was_run
+from bench.papers.report import judged, markdown, means, read_report, report, was_run
 from bench.papers.runner import Workplace, reproduce
 from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
 from federation.errors import InputError
@@ -105,7 +105,11 @@ def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
     assert [len(result.runs) for result in reproduce(table, "short", 1, Workplace(tmp_path)).rows] == [1, 1]
     (folder / WEIGHTS).unlink()  # as a run that was interrupted
     found = reproduce(table, "short", 1, Workplace(tmp_path), only=["second"])
-    assert "first is at round 3 of 3, best accuracy so far" in markdown(report(found), table.columns)
+    left = json.loads(json.dumps(report(found)))
+    assert "first is at round 3 of 3, best accuracy so far" in markdown(left, table.columns)
+    begun_anew = [replace(rows[0], job={**JOB, "num_rounds": 4}), rows[1]]
+    today = replace(table, settings={"short": lambda: Setting("in words", begun_anew)})
+    assert "is at round" not in markdown(judged(left, today), table.columns)
     with pytest.raises(InputError, match="--rows: no row has 'fourth'; expected one of first; second"):
         reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
 
@@ -152,7 +156,37 @@ def test_rows_of_a_stored_report_and_logged_runs_need_no_runs(tmp_path):
     assert not was_run(report(changed, stored)["rows"][0])
 
 
-def test_a_run_that_is_left_goes_on_elsewhere(tmp_path):
+def test_the_row_with_more_seeds_stays_and_of_equals_the_new_one(tmp_path):
+    rows = [PaperRow(name, "digits", {**JOB, "num_rounds": n}) for n, name in ((1, "first"), (2, "second"))]
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
+    stored = json.loads(json.dumps(report(reproduce(table, "short", 2, Workplace(tmp_path), only=["first"]))))
+    fewer = reproduce(table, "short", 1, Workplace(tmp_path))
+    merged = report(fewer, stored)
+    assert merged["rows"][0] == stored["rows"][0] and merged["seeds"] == [0, 1]
+    assert "(1 of 2)" in markdown(merged, table.columns)
+    stored["rows"][0]["figures"]["accuracy %"]["mean"] = 0.0
+    again = report(reproduce(table, "short", 2, Workplace(tmp_path)), stored)
+    assert again["rows"][0]["figures"]["accuracy %"]["mean"] > 0
+
+
+def test_what_is_published_is_what_the_table_says_today():
+    stored = json.loads((RESULTS / "reproduce-partial-averaging-short.json").read_text())
+    row = judged(stored, TABLES["partial-averaging"])["rows"][0]
+    published = {name: figure["published"] for name, figure in row["figures"].items() if figure["published"]}
+    assert published == {"accuracy at the end %": 92.33}  # its authors report the final accuracy
+
+
+def test_embracing_is_judged_by_the_best_accuracy_as_in_the_papers_table():
+    final, best = "accuracy at the end %", "best accuracy %"
+    measured = {
+        "EmbracingFL, 128/0/0": {final: 90.0, best: 80.0},
+        "EmbracingFL, 16/0/112": {final: 60.0, best: 77.0},
+        "width reduction, 16/0/112": {final: 70.0, best: 54.0},
+    }
+    assert all(claim.test(measured) for claim in TABLES["embracing-cases"].claims if "FEMNIST" not in claim.text)
+
+
+def test_a_run_that_is_left_goes_on_elsewhere(tmp_path, monkeypatch):
     rows = [PaperRow("row", "digits", {**JOB, "num_rounds": 3})]
     table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
     whole = reproduce(table, "short", 1, Workplace(tmp_path / "whole")).rows[0].runs[0]
