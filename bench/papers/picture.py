@@ -17,7 +17,9 @@ from simulation.runs import RunGroup
 
 
 def draw(found: Reproduction, folder: Path, name: str) -> list[Path]:
-    """Draw NAME.png, and one more for each map of layers; return the files."""
+    """Draw NAME.png, and one more for each map of layers; return the files. Where no run ended there is none."""
+    if not any(result.runs for result in found.rows):
+        return []
     file = folder / f"{name}.png"
     _draw_curves(found, file)
     files, by_label = [file], {result.row.label: result for result in found.rows}

@@ -73,12 +73,14 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None, unti
     folder = runs / spec.folder
     if (folder / FAILED).is_file():
         return (folder / FAILED).read_text("utf-8")
+    if _is_over(until):
+        return None
     plan = plan_from(spec.whole_job)
     fleet = open_fleet(plan, bundle, _data(fleet_table(plan, {}).dataset, data_dir))
     options = replace(Options(workers=1, pool=InlinePool, stop_at=spec.stop_at), **dict[str, Any](spec.every))
 
     def on_round(record: Record) -> None:
-        if until is not None and time.time() > until:
+        if _is_over(until):
             raise OutOfTime
 
     try:
@@ -91,6 +93,10 @@ def run_one(spec: RunSpec, runs: Path, bundle: Path, data_dir: Path | None, unti
         (folder / FAILED).write_text(str(error), "utf-8")
         return str(error)
     return None
+
+
+def _is_over(until: float | None) -> bool:
+    return until is not None and time.time() > until
 
 
 @lru_cache(maxsize=1)

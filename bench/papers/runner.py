@@ -17,7 +17,7 @@ from bench.papers.logs import Logs
 from bench.papers.measures import final_accuracy
 from bench.papers.run_cell import FAILED, RunSpec, bundle_of, run_one
 from bench.papers.table import PaperRow, Setting, Table
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
 from simulation.runs import CHECKPOINT, METRICS, WEIGHTS, Run, read_run
 
 TUNING_SEED = 1000  # none of those that count
@@ -184,6 +184,8 @@ class _Work:
             for rate, spec in trials.items()
         }
         failed = self.run("try rates", [(first[key], spec) for (key, _), spec in specs.items()])
+        if not all(_is_over(self.place.runs / spec.folder) for spec in specs.values()):
+            raise EmbraceError("no rate was chosen: time ran out while rates were tried; the same command goes on")
         found: dict[str, dict[str, float]] = {key: {} for key, _ in specs}
         for (key, rate), spec in specs.items():
             found[key][rate] = 0.0 if spec.folder in failed else self._accuracy(spec)

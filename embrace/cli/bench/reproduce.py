@@ -71,9 +71,9 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     stored.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     (out / f"{name}.md").write_text(text, "utf-8")
-    draw(found, out, name)
+    drawn = draw(found, out, name)
     if json_:
         show.print_json(data)
     else:
         show.console().print(text, markup=False)
-        show.console().print(f"{out / name}: .json, .md, .png", markup=False)
+        show.console().print(f"{out / name}: .json, .md{', .png' if drawn else ''}", markup=False)

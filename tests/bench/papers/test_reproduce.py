@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +25,7 @@ from bench.papers.picture import draw
 from bench.papers.report import judged, markdown, means, read_report, report, was_run
 from bench.papers.runner import Workplace, reproduce
 from bench.papers.table import Claim, Column, PaperRow, Setting, Table, above
-from federation.errors import InputError
+from federation.errors import EmbraceError, InputError
 from federation.job import plan_from
 from model_export.zoo import zoo_model
 from simulation.datasets import load_dataset
@@ -191,12 +193,22 @@ def test_a_run_that_is_left_goes_on_elsewhere(tmp_path, monkeypatch):
     table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=())
     whole = reproduce(table, "short", 1, Workplace(tmp_path / "whole")).rows[0].runs[0]
     logs = Logs(tmp_path / "logs")
-    left = reproduce(table, "short", 1, Workplace(tmp_path / "here", logs=logs, until=0.0)).rows[0]
+    with monkeypatch.context() as patched:
+        patched.setattr("bench.papers.run_cell.time", SimpleNamespace(time=count().__next__))
+        left = reproduce(table, "short", 1, Workplace(tmp_path / "here", logs=logs, until=0.5)).rows[0]
     assert not left.runs and len(left.begun[0].rounds) == 1
     on = reproduce(table, "short", 1, Workplace(tmp_path / "there", logs=logs)).rows[0]
     assert [line["accuracy"] for line in on.runs[0].rounds] == [line["accuracy"] for line in whole.rounds]
     assert on.runs[0].rounds[0]["seconds"] == left.begun[0].rounds[0]["seconds"]  # it was not done again
     assert not list(tmp_path.glob("logs/*/checkpoint")) and logs.read(table.setting("short").rows[0], 0)
+
+
+def test_no_rate_is_chosen_while_trials_have_rounds_to_go(tmp_path):
+    table = one_row_table(rates=("0.1", "0.2"))
+    with pytest.raises(EmbraceError, match="time ran out while rates were tried; the same command goes on"):
+        reproduce(table, "short", 1, Workplace(tmp_path, until=0.0))
+    assert not list(tmp_path.glob("fedavg-*"))
+    assert reproduce(table, "short", 1, Workplace(tmp_path)).rows[0].runs
 
 
 def test_rows_run_alone_know_the_rates_that_an_earlier_command_tried(tmp_path):
