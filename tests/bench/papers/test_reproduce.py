@@ -17,7 +17,6 @@ import torch
 from bench.papers import TABLES
 from bench.papers.central import accuracy, train
 from bench.papers.editions import CHANGES, EDITION, edition_of, missed
-from bench.papers.headlines import HEADLINES
 from bench.papers.logs import Logs
 from bench.papers.measures import best_accuracy, final_accuracy, mebibytes_per_worker_to, rounds_to, swing
 from bench.papers.page import PAGE, RESULTS, filled
@@ -301,67 +300,3 @@ def test_central_training_learns():
     before = accuracy(data, model)
     train(data, model, steps=100, batch=32, rate=0.05, momentum=0.9, seed=0)
     assert accuracy(data, model) > 0.8 > 0.3 > before
-
-
-@pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.claim)
-def test_a_headline_names_rows_columns_and_claims_of_its_table(headline):
-    table = TABLES[headline.table]
-    for scale in ("short", "full"):
-        labels = {row.label for row in table.setting(scale).rows}
-        for row, column in headline.figures:
-            assert labels & set(row.split("|")), (scale, row)
-            assert {known.name for known in table.columns} >= set(column.split("|"))
-    for beginning in headline.related:
-        assert any(claim.text.startswith(beginning) for claim in table.claims), beginning
-
-
-FLEET = {"num_rounds": 1000, "simulate": {"devices": 8, "dataset": "mnist"}}
-
-
-def row_of_a_report(label, **means):
-    figures = {column: {"mean": mean, "runs": 0 if mean is None else 1} for column, mean in means.items()}
-    return {"label": label, "job": FLEET, "figures": figures, "failures": []}
-
-
-def test_a_headline_takes_the_first_of_several_targets_that_was_reached():
-    headline = next(found for found in HEADLINES if "2NN" in found.claim)
-    to_95, to_90 = headline.figures[0][1].split("|")
-    rows = [row_of_a_report(label, **{to_90: 2.0}) for label, _ in headline.figures]
-    report = {"rows": rows, "scale": "full", "seeds": [0], "edition": EDITION, "claims": []}
-    assert headline.line(lambda *asked: report)[3:6:2] == ["2 / 2", "did not hold"]
-    rows[0]["figures"][to_95] = {"mean": 3.0, "runs": 1}
-    assert headline.line(lambda *asked: report)[3:6:2] == ["3 / 2", "held"]
-
-
-def test_a_headline_says_what_was_run_and_at_which_scale():
-    headline = next(found for found in HEADLINES if found.table == "svcca")
-    rows = [row_of_a_report("alone", **{"SVCCA, input side": 0.75, "SVCCA, output": 0.5})]
-    claim = {"text": "alone: both places", "verdict": "did not hold"}
-    report = {"rows": rows, "scale": "short", "seeds": [0, 1, 2], "edition": EDITION, "claims": [claim]}
-    reports = {("svcca", "short"): report}
-    told = headline.line(lambda *asked: reports.get(asked))
-    assert told[3:7] == ["0.75 / 0.5", "short: MNIST, 8 devices, 1,000 rounds, 3 seeds", "held", "0 of 1"]
-    assert told[7].startswith("`svcca`, about")
-    reports["svcca", "full"] = {**report, "scale": "full", "claims": [{**claim, "verdict": "held"}]}
-    assert headline.line(lambda *asked: reports.get(asked))[5:] == ["held", "1 of 1", "run"]
-    rows.append(row_of_a_report("together", SVCCA=None))
-    assert headline.line(lambda *asked: reports.get(asked))[7].startswith("run: 1 of the 2 rows of `svcca`; all take")
-    rows[0]["figures"]["SVCCA, output"]["mean"] = None
-    assert headline.line(lambda *asked: reports.get(asked))[3:6:2] == ["0.75 / –", "not run"]
-
-
-def test_a_headline_of_differences_shows_them():
-    headline = next(found for found in HEADLINES if "its lead" in found.claim)
-    accuracy = {"DOMO": (80.0, 81.0, 84.0), "FedAvgSM": (79.0, 79.0, 80.0)}
-    rows = [
-        row_of_a_report(label, **{column: dict(zip((20, 10, 5), accuracy.get(name, (70.0, 70.0, 70.0))))[int(s)]})
-        for label, column in headline.figures
-        for s, name in [label.removeprefix("s = ").split(" %, ")]
-    ]
-    report = {"rows": rows, "scale": "short", "seeds": [0], "edition": EDITION, "claims": []}
-    assert headline.line(lambda *asked: report)[3:6:2] == ["1 / 2 / 4", "held"]
-
-
-def test_a_headline_that_was_not_run_says_so():
-    headline = next(found for found in HEADLINES if found.table == "svcca")
-    assert headline.line(lambda *asked: None)[3:6] == ["–", "–", "not run"]
