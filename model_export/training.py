@@ -46,6 +46,7 @@ from model_export.power_iteration import write_power_iterations
 
 INPUT, OUTPUT, PREDICTIONS, LOSS = "input", "output", "predictions", "loss"
 GRADIENT_SUFFIX, NEW_SUFFIX = ".grad", ".new"
+INPUT_GRADIENT = f"{INPUT}{GRADIENT_SUFFIX}"
 _WHOLE = np.dtype(np.int64)  # no gradient goes there
 
 
@@ -76,17 +77,19 @@ def training_graph(
     alone: bool = False,
     traced: TracedLoss | None = None,
     parts: Mapping[str, int] | None = None,
+    entering: bool = False,
 ) -> onnx.ModelProto:
     """Loss, gradients and new statistics of consecutive layers that end at the output; `cut`: behind a head.
 
     `alone`: with stored weights inside, for a look at its values before their file is there. `traced`: the loss `own`.
-    `parts`: see `Context`.
+    `parts`: see `Context`. `entering`: with the gradient of what enters, for whatever trains the layers in front.
     """
     source = layers[0].input
     nodes = _suffix_nodes(graph, layers)
     parameters = [p for layer in layers for p in layer.parameters]
     trainable = [p.name for p in parameters if p.kind == "weight"]
-    active = active_values(nodes, trainable, graph.dtypes)
+    wanted = [*trainable, source] if entering else trainable
+    active = active_values(nodes, wanted, graph.dtypes)
     nodes, shapes, active = rewrite(nodes, graph.output, graph.shapes, graph.constants, active)
     layout = choose_layout(nodes, [source], graph.output, shapes, graph.constants, active)
     nodes = layout.nodes
@@ -120,7 +123,7 @@ def training_graph(
     else:
         value, seed = write_loss(context, loss, graph.output)
         seeds = {graph.output: seed}
-    gradients = write_backward(context, [*nodes, *behind], seeds, trainable)
+    gradients = write_backward(context, [*nodes, *behind], seeds, wanted)
     labels = traced.label_spec if traced else labels_spec(loss, tensor_spec(graph, graph.output))
 
     inputs = [tensor_info(INPUT, graph.dtypes[source], (None, cut.size) if cut else graph.shapes[source])]
@@ -130,9 +133,11 @@ def training_graph(
     inputs += [_parameter_info(p) for p in parameters]
     results = {LOSS: value} if product else {LOSS: value, PREDICTIONS: graph.output}
     results |= {f"{name}{GRADIENT_SUFFIX}": gradients[name] for name in trainable}
+    results |= {INPUT_GRADIENT: gradients[source]} if entering else {}
     results |= {f"{name}{NEW_SUFFIX}": new for name, new in context.new_statistics.items()}
     outputs = [tensor_info(LOSS, np.float32, ())]
     outputs += [] if product else [tensor_info(PREDICTIONS, np.float32, graph.shapes[graph.output])]
+    outputs += [tensor_info(INPUT_GRADIENT, np.float32, graph.shapes[source])] if entering else []
     outputs += [_parameter_info(p, GRADIENT_SUFFIX if p.kind == "weight" else NEW_SUFFIX) for p in parameters]
     constants = {**context.constants, **emitter.constants}
     nodes = rename(emitter, moved if cut else {source: INPUT, **moved}, results)
