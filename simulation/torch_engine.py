@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,12 @@ from federation.space import ParameterSpace, Vector
 from model_export.oracle import seeded_dropout, torch_loss
 from model_export.plain_operators import plain_operators
 from model_export.short_memory import HeadLayout, HeadModule, short_memory
+from model_export.tail import tail_graph
 from simulation.frozen_graph import FrozenGraph, suits_graph
+from simulation.graph_tail import GraphTail
 from simulation.pool import ALIGNMENT
-from simulation.step_choice import suits_portable
-from simulation.torch_model import back_module, build_module, fold_norms, front_module, tensors_of
+from simulation.step_choice import find_tail, suits_portable
+from simulation.torch_model import back_module, build_module, fold_norms, front_module, tensors_of, work_in_place
 
 EVALUATION_BATCH = 256
 MOST_ELEMENTS = 1 << 22  # that a frozen layer gives at once
@@ -51,8 +53,10 @@ class TorchStep:
 
     engine = "torch"
 
-    def __init__(self, module: nn.Module, manifest: Manifest, boundary: Boundary) -> None:
-        """`module` takes what enters the boundary's layer."""
+    def __init__(
+        self, module: nn.Module, manifest: Manifest, boundary: Boundary, tail: GraphTail | None = None
+    ) -> None:
+        """`module` takes what enters the boundary's layer, and gives what enters the `tail` if there is one."""
         space = boundary.space(manifest)
         self.suffix = space.suffix(boundary.layer)
         self.parameters: Vector = aligned_zeros(self.suffix.stop - self.suffix.start)
@@ -62,17 +66,22 @@ class TorchStep:
         self.kinds = {p.name: p.kind for layer in space.layers[boundary.layer :] for p in layer}
         _, self._statistics = runs(space, boundary.layer)
         self._module = add_in_place(module.train())
-        self._loss = manifest.loss
+        self._tail = tail
+        self._loss: Callable[[Tensor, Tensor], Tensor] = tail or partial(torch_loss, manifest.loss)
         self._flat = torch.from_numpy(self.gradients)
         self._channels_last = prefers_channels_last(module)
         self._forward = Forward(manifest, boundary)
         self._connect()
 
     def _connect(self) -> None:
+        if self._tail is not None:
+            self._tail.connect(self.values, self.results)
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # what is not in the bundle is not trained
         known = tensors_of(self._module)
         for name, kind in self.kinds.items():
+            if self._tail is not None and name in self._tail.kinds:
+                continue
             if name not in known:
                 raise EmbraceError(f"the source model has no parameter {name!r}: it changed since the export")
             if kind == "statistic":
@@ -88,7 +97,7 @@ class TorchStep:
         for run in self._statistics:
             self.gradients[run] = self.parameters[run]
         try:
-            loss = torch_loss(self._loss, self._forward(self._module, x, seed), torch.from_numpy(labels))
+            loss = self._loss(self._forward(self._module, x, seed), torch.from_numpy(labels))
             loss.backward()
         except RuntimeError as error:
             raise readable(error, len(batch)) from None
@@ -226,8 +235,22 @@ class TorchEngine:
         """Return the step of a boundary: devices that take turns share it, because a task fills all of it."""
         if boundary.name not in self._steps:
             portable = suits_portable(self.directory, self.manifest, boundary)
-            self._steps[boundary.name] = self._portable_step(boundary) if portable else self.torch_step(boundary)
+            self._steps[boundary.name] = self._portable_step(boundary) if portable else self._own_step(boundary)
         return self._steps[boundary.name]
+
+    def _own_step(self, boundary: Boundary) -> TorchStep:
+        """Make a step by PyTorch, and the last layers by a graph where that is quicker and the model can be cut."""
+        first = find_tail(self.directory, self.manifest, boundary)
+        if first is not None:
+            with contextlib.suppress(EmbraceError):
+                return self.joined_step(boundary, first)
+        return self.torch_step(boundary)
+
+    def joined_step(self, boundary: Boundary, first: int) -> TorchStep:
+        """Make a step of the whole model: PyTorch in front of a layer, a graph from there on."""
+        tail = GraphTail(tail_graph(self.directory, self.manifest, first), self.manifest.space, first)
+        front = work_in_place(front_module(self.directory, self.manifest, first, training=True))
+        return TorchStep(front, self.manifest, boundary, tail)
 
     def torch_step(self, boundary: Boundary) -> TorchStep:
         """Make a step by PyTorch."""

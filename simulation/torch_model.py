@@ -7,6 +7,7 @@ on a device.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,18 +68,18 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def front_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
-    """Build a module of everything in front of a layer of the bundle in a directory, in evaluation mode."""
-    return _cut(directory, manifest, layer, back=False).eval()
+def front_module(directory: Path, manifest: Manifest, layer: int, training: bool = False) -> fx.GraphModule:
+    """Build a module of everything in front of a layer of the bundle in a directory, in evaluation or training mode."""
+    return _cut(directory, manifest, layer, back=False, training=training)
 
 
 def back_module(directory: Path, manifest: Manifest, layer: int) -> nn.Module:
     """Build a module that takes what enters a layer, in training mode."""
-    return _cut(directory, manifest, layer, back=True).train()
+    return _cut(directory, manifest, layer, back=True, training=True)
 
 
-def _cut(directory: Path, manifest: Manifest, layer: int, back: bool) -> nn.Module:
-    module = build_module(manifest).train(back)
+def _cut(directory: Path, manifest: Manifest, layer: int, back: bool, training: bool) -> fx.GraphModule:
+    module = build_module(manifest).train(training)
     load_vector(module, manifest, np.array(map_weights(directory / manifest.weights.name, manifest.space)))
     try:
         with plain_operators():  # what is written out as simple operators is traced as such
@@ -92,7 +93,9 @@ def _cut(directory: Path, manifest: Manifest, layer: int, back: bool) -> nn.Modu
     if number is None:
         name = manifest.layers[layer].name
         raise EmbraceError(f"PyTorch cannot cut {manifest.name!r} in front of {name!r}; use portable")
-    return _piece(model, number, back)
+    piece = _piece(model, number, back).train(training)
+    assert isinstance(piece, fx.GraphModule)
+    return piece
 
 
 def fold_norms(module: nn.Module) -> nn.Module:
@@ -116,6 +119,32 @@ def fold_norms(module: nn.Module) -> nn.Module:
                 model.graph.erase_node(before)
     model.recompile()
     return model.eval()
+
+
+def work_in_place(model: fx.GraphModule) -> fx.GraphModule:
+    """Let additions and ReLUs overwrite what a batch norm gives: nothing else reads it, its gradient neither."""
+    free = set[fx.Node]()
+    for node in model.graph.nodes:
+        given = node.args[0] if node.args else None
+        alone = isinstance(given, fx.Node) and given in free and len(given.users) == 1
+        if isinstance(_module_of(model, node), nn.BatchNorm2d):
+            free.add(node)
+        elif alone and _is_relu(model, node):
+            node.op, node.target, node.args, node.kwargs = "call_function", torch.relu_, (given,), {}
+        elif alone and node.target in (operator.add, torch.add) and not node.kwargs and given is not node.args[1]:
+            node.target = _add
+            free.add(node)
+    model.recompile()
+    return model
+
+
+def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
+    return node.target in (torch.relu, F.relu) or isinstance(_module_of(model, node), nn.ReLU)
+
+
+def _add(x: Tensor, y: Any) -> Tensor:
+    """Add to `x` where it lies if the sum has room there."""
+    return x.add_(y) if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype else x + y
 
 
 def _module_of(model: fx.GraphModule, node: fx.Node) -> nn.Module | None:

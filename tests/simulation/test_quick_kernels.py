@@ -11,7 +11,7 @@ from federation.axes.local import LocalStep, Momentum, Proximal, Start, WeightDe
 from simulation.fused_step import FusedStep  # noqa: E402
 from simulation.heap import keep_freed_memory  # noqa: E402
 from simulation.torch_engine import add_in_place, channels_last, connect_frozen  # noqa: E402
-from simulation.torch_model import fold_norms, front_module  # noqa: E402
+from simulation.torch_model import fold_norms, front_module, work_in_place  # noqa: E402
 
 SIZE, RATE = 1000, 0.1
 WEIGHTS, STATISTICS = [slice(0, 400), slice(450, 1000)], [slice(400, 450)]
@@ -83,6 +83,20 @@ def test_a_convolution_does_the_batch_norm_behind_it_with_weights_as_they_are_no
         results.append(given.clone())
         weights *= 1.01
     assert not torch.equal(*results), "the second round's weights were not read"
+
+
+def test_additions_and_relus_in_place_change_no_bit(bundle_of):
+    bundle = bundle_of("resnet8")
+    layer = bundle.manifest.boundary("weak").layer
+    x = torch.randn(4, *bundle.manifest.input.shape, generator=torch.Generator().manual_seed(1))
+    found = []
+    for change in (lambda module: module, work_in_place):
+        front = change(front_module(bundle.directory, bundle.manifest, layer, training=True))
+        y = front(x)
+        y.square().sum().backward()
+        found.append((y, *(p.grad for p in front.parameters() if p.grad is not None), *front.buffers()))
+    assert sum(node.target is torch.relu_ for node in front.graph.nodes) == 5
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_one_channel_is_put_side_by_side_too():

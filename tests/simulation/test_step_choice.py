@@ -1,4 +1,4 @@
-"""Steps behind frozen convolutions are the graphs' own: the bundle alone decides it, and processes change no bit."""
+"""What computes a step: the bundle alone decides it, and processes change no bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_runtime.bundle_files import read_manifest
 from edge_runtime.engine.portable import TrainingStep
 from simulation.pool import InlinePool
 from simulation.simulate import Options, Simulation
-from simulation.step_choice import suits_portable
+from simulation.step_choice import find_tail, suits_portable
 from simulation.torch_engine import TorchEngine, TorchStep
 from tests.edge_runtime.conftest import relative
 from tests.simulation.test_simulate import fleet_of
@@ -34,6 +34,25 @@ def test_the_bundle_decides(bundle_of, name, tier, portable):
     assert suits_portable(bundle.directory, bundle.manifest, boundary) == portable
     step = TorchEngine(bundle.directory, bundle.manifest, np.array(bundle.weights)).open_step(boundary)
     assert isinstance(step, TrainingStep if portable else TorchStep)
+
+
+@pytest.mark.parametrize(
+    ("name", "tail"),
+    [
+        ("resnet8", "layer3"),
+        ("digits", None),  # few channels
+        ("femnist_cnn", "conv2"),
+        ("mnist_2nn", None),  # no convolution
+        ("imdb_bilstm", None),
+    ],
+)
+def test_the_bundle_decides_where_a_graph_follows_pytorch(bundle_of, name, tail):
+    bundle = bundle_of(name)
+    boundary = bundle.manifest.boundary("strong")
+    first = find_tail(bundle.directory, bundle.manifest, boundary)
+    assert (first if first is None else bundle.manifest.layers[first].name) == tail
+    last = bundle.manifest.boundaries[-1]
+    assert find_tail(bundle.directory, bundle.manifest, last) is None, "only where all layers are trained"
 
 
 GROUPS = """

@@ -76,6 +76,37 @@ def test_a_step_is_that_of_the_portable_engine_and_of_autograd(bundle_of, name):
         assert np.array_equal(step.parameters, bundle.weights[step.suffix]), "a step changes nothing but gradients"
 
 
+@pytest.mark.parametrize("name", ["resnet8", "femnist_cnn"])
+def test_a_graph_behind_pytorch_gives_the_same_step(bundle_of, name):
+    bundle = bundle_of(name)
+    manifest, engine = bundle.manifest, engine_of(bundle)
+    boundary = manifest.boundaries[0]
+    oracle = TorchOracle(bundle.source, manifest, np.array(bundle.weights))
+    step, alone = engine.open_step(boundary), engine.torch_step(boundary)
+    for vector in (step.parameters, alone.parameters):
+        vector[:] = bundle.weights
+    for batch in (BATCH, BATCH + 3, BATCH):
+        x, labels = bundle.batch(boundary.name, batch, SEED)
+        loss, truth = step.run(x, labels), oracle.step(boundary, x, labels, 0, np.array(bundle.weights))
+        assert loss == pytest.approx(alone.run(x, labels), rel=TOLERANCE)
+        assert loss == pytest.approx(truth.loss, rel=TOLERANCE)
+        assert_same(step.results, truth.gradients | truth.statistics)
+        assert_same(step.results, alone.results)
+        assert step.gradients.tobytes() != alone.gradients.tobytes(), "the graph did not run"
+    assert np.array_equal(step.parameters, bundle.weights), "a step changes nothing but gradients"
+
+
+def test_a_model_that_cannot_be_cut_trains_by_pytorch_alone(bundle_of, monkeypatch):
+    bundle = bundle_of("resnet8")
+    engine, boundary = engine_of(bundle), bundle.manifest.boundaries[0]
+
+    def refuse(*_):
+        raise EmbraceError("PyTorch cannot cut it")
+
+    monkeypatch.setattr("simulation.torch_model._place", refuse)
+    assert set(dict(engine.open_step(boundary)._module.named_parameters())) > {"fc.weight"}
+
+
 def test_a_second_run_does_not_remember_the_first(bundle_of):
     bundle = bundle_of("digits")
     step = engine_of(bundle).torch_step(bundle.manifest.boundary("moderate"))
