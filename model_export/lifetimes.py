@@ -38,7 +38,7 @@ _SAME_BUFFER = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatte
 _IN_PLACE = frozenset(
     {
         *("Abs", "Add", "Clip", "Div", "Erf", "Exp", "HardSigmoid", "Log", "Max", "Min", "Mul", "Neg", "Not", "Pow"),
-        *("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh"),
+        *("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu"),
     }
 )
 

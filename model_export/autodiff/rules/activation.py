@@ -78,13 +78,19 @@ def hard_sigmoid(context: Context, node: NodeProto, upstream: Upstream) -> Gradi
 
 @rule("Clip")
 def clip(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
-    """1 between the bounds. Constant bounds (ReLU6) make a product of two very steep ramps, as in `relu`."""
+    """1 between the bounds. Constant bounds make very steep ramps, as in `relu`: two, or one above zero (ReLU6)."""
     x = node.input[0]
     bounds = [context.static(optional_input(node, index)) for index in (1, 2)]
     if all(bound is not None and abs(float(bound)) < 1e6 for bound in bounds):
         low, high = (float(bound) for bound in bounds if bound is not None)
-        above = context.op("HardSigmoid", x, alpha=STEEP, beta=-low * STEEP)
-        below = context.op("HardSigmoid", x, alpha=-STEEP, beta=high * STEEP)
+        y = node.output[0]  # tells as much as x, which nothing else may need
+        if low == 0.0:
+            # ThresholdedRelu turns the upper bound into zero, like the lower one: a Neg instead of a Mul of two masks.
+            negative = context.op("ThresholdedRelu", context.op("Neg", y), alpha=-high)
+            mask = context.op("HardSigmoid", negative, alpha=-STEEP, beta=0.0)
+            return [context.op("Mul", str(upstream[0]), mask)]
+        above = context.op("HardSigmoid", y, alpha=STEEP, beta=-low * STEEP)
+        below = context.op("HardSigmoid", y, alpha=-STEEP, beta=high * STEEP)
         return [context.op("Mul", str(upstream[0]), context.op("Mul", above, below))]
     inside = None
     for index, compare in ((1, "GreaterOrEqual"), (2, "LessOrEqual")):

@@ -93,9 +93,10 @@ def test_clip_is_flat_outside_its_bounds(shape: Shape, low: float | None, high: 
 
 
 @operator("Clip")
-def test_clip_between_two_constants_is_flat_at_both_as_relu6_of_pytorch() -> None:
-    bounds = [np.array(value, np.float32) for value in (1.0, 2.0)]
-    check_operator("Clip", lambda x: F.hardtanh(x, 1.0, 2.0), [(None, 8), *bounds], fill=few(4))
+@pytest.mark.parametrize("low", [0.0, 1.0, -1.0])
+def test_clip_between_two_constants_is_flat_at_both_as_relu6_of_pytorch(low: float) -> None:
+    bounds = [np.array(value, np.float32) for value in (low, 2.0)]
+    check_operator("Clip", lambda x: F.hardtanh(x, low, 2.0), [(None, 8), *bounds], fill=few(4))
 
 
 @operator("Clip")
