@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto
@@ -94,8 +95,47 @@ def channel_sums(context: Context, value: str) -> str:
     return context.op("ReduceSum", value, [1, 2], keepdims=0)
 
 
-def _bias_gradient(context: Context, node: NodeProto, dy: str) -> str | None:
-    return channel_sums(context, dy) if context.wants(node, 2) else None
+def _bias_gradient(context: Context, node: NodeProto, dy: str, scale: str | None) -> str | None:
+    if not context.wants(node, 2):
+        return None
+    total = channel_sums(context, dy)
+    return context.op("Mul", total, scale) if scale else total
+
+
+# When batch norm goes through the product in front of it: so many results for each row of the input, and so many pixels
+# that what it saves on them, even in small batches, is more than the products of weights take.
+EXPANSION, ROWS_SQUARED = 3, 128
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A convolution as a product, and what batch norm behind it may do without its large result."""
+
+    columns: str  # [rows, pixels * N]
+    weight: str
+    rows: int
+    features: int
+    pixels: int
+    has_bias: bool
+
+    @property
+    def expands(self) -> bool:
+        wide = self.features >= EXPANSION * self.rows and self.rows**2 <= ROWS_SQUARED * self.pixels
+        return wide and not self.has_bias
+
+
+@dataclass(frozen=True)
+class _NormedProduct:
+    """What batch norm leaves to the product in front of it: dy passes on as it is, with a linear map in its place.
+
+    Of the product's true upstream gradient, slope * dy - tilt * centred product - level, nothing is ever written down.
+    """
+
+    centred: str  # the columns, less their mean
+    met: str  # [features, rows]: dy times the centred columns
+    slope: str  # [features, 1]
+    tilt: str
+    level: str
 
 
 @lowering("ChannelConv")
@@ -106,7 +146,9 @@ def conv_forward(context: Context, node: NodeProto) -> None:
     met = places_in(plane_order(size))[tap_pixels(node, size, out, plane_order(out))]
     taken = pick(context, node.input[0], met, size[0] * size[1], axis=1)
     rows = _channels(context, node.input[0]) * math.prod(attribute(node, "kernel_shape"))
-    columns = context.saved[node.output[0]] = _matrix(context, taken, rows)
+    columns = _matrix(context, taken, rows)
+    has_bias = optional_input(node, 2) is not None
+    context.saved[node.output[0]] = _Product(columns, node.input[1], rows, features, math.prod(out), has_bias)
     product = context.op("MatMul", _matrix(context, node.input[1], features), columns)
     image = context.op("Reshape", product, np.array([features, out[0] * out[1], -1], np.int64))
     _write_with_bias(context, node, image)
@@ -115,22 +157,53 @@ def conv_forward(context: Context, node: NodeProto) -> None:
 @rule("ChannelConv")
 def conv(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
     """The gradient of the input is asked for with 1x1 kernels only; layout.py sees to that."""
-    x, weight, dy = node.input[0], node.input[1], str(upstream[0])
+    weight, dy, saved = node.input[1], str(upstream[0]), context.saved[node.output[0]]
     features = _channels(context, weight)
-    flat = _matrix(context, dy, features)
+    flat, matrix = _matrix(context, dy, features), _matrix(context, weight, features)
+    if isinstance(saved, _NormedProduct):
+        return _normed_gradients(context, node, flat, matrix, saved)
+    scale = context.channel_scales.get(dy)
     dx = dw = None
     if context.wants(node, 1):
-        dw = context.reshape_like(context.op("Gemm", flat, context.saved[node.output[0]], transB=1), weight)
+        product = context.op("Gemm", flat, saved.columns, transB=1)
+        dw = context.reshape_like(_scaled(context, product, scale), weight)
     if context.wants(node, 0):
-        size, out = _size(node), _size(node, "out")
-        turned = context.op("Transpose", _matrix(context, weight, features), perm=[1, 0])
-        product = context.op("MatMul", turned, flat)
-        image = context.op("Reshape", product, np.array([_channels(context, x), out[0] * out[1], -1], np.int64))
-        met = places_in(plane_order(size))[tap_pixels(node, size, out, plane_order(out))]
-        source = np.full(size[0] * size[1], len(met), np.int64)
-        source[met] = np.arange(len(met))
-        dx = pick(context, image, source, len(met), axis=1)
-    return [dx, dw, _bias_gradient(context, node, dy)]
+        turned = context.op("Transpose", _scaled(context, matrix, scale), perm=[1, 0])
+        dx = _spread_back(context, node, context.op("MatMul", turned, flat))
+    return [dx, dw, _bias_gradient(context, node, dy, scale)]
+
+
+def _normed_gradients(context: Context, node: NodeProto, dy: str, matrix: str, normed: _NormedProduct) -> Gradients:
+    """Gradients of a product and the batch norm behind it: the norm's part is a product of the narrow side alone."""
+    tilted = context.op("Mul", matrix, normed.tilt)
+    dx = dw = None
+    if context.wants(node, 1):
+        gram = context.op("Gemm", normed.centred, normed.centred, transB=1)
+        own = context.op("Mul", normed.met, normed.slope)
+        dw = context.reshape_like(context.op("Sub", own, context.op("MatMul", tilted, gram)), node.input[1])
+    if context.wants(node, 0):
+        inner = context.op("Gemm", matrix, tilted, transA=1, alpha=-1.0)
+        level = context.op("Gemm", matrix, normed.level, transA=1, alpha=-1.0)
+        rest = context.op("Gemm", inner, normed.centred, level)
+        dx = _spread_back(
+            context, node, context.op("Gemm", context.op("Mul", matrix, normed.slope), dy, rest, transA=1)
+        )
+    return [dx, dw, None]
+
+
+def _spread_back(context: Context, node: NodeProto, columns: str) -> str:
+    """[C, met pixels * N] -> [C, pixels, N]: what a 1x1 kernel did not meet has no gradient."""
+    size, out = _size(node), _size(node, "out")
+    image = context.op("Reshape", columns, np.array([_channels(context, node.input[0]), out[0] * out[1], -1], np.int64))
+    met = places_in(plane_order(size))[tap_pixels(node, size, out, plane_order(out))]
+    source = np.full(size[0] * size[1], len(met), np.int64)
+    source[met] = np.arange(len(met))
+    return pick(context, image, source, len(met), axis=1)
+
+
+def _scaled(context: Context, matrix: str, scale: str | None) -> str:
+    """Multiply the rows of a small matrix by a factor that batch norm left out of a large gradient."""
+    return context.op("Mul", matrix, context.op("Unsqueeze", scale, [1])) if scale else matrix
 
 
 def _window(node: NodeProto) -> Window:
@@ -150,23 +223,25 @@ def _window(node: NodeProto) -> Window:
 @lowering("ChannelDepthwise")
 def depthwise_forward(context: Context, node: NodeProto) -> None:
     channels, plan = _channels(context, node.input[0]), forward_plan(_window(node))
-    tiles = context.saved[node.output[0]] = take_tiles(context, node.input[0], plan, channels)
+    tiles = take_tiles(context, node.input[0], plan, channels)
     _write_with_bias(context, node, apply_plan(context, tiles, node.input[1], plan, channels))
 
 
 @rule("ChannelDepthwise")
 def depthwise(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
+    """Both gradients meet the same tiles of dy: those of x are neither kept nor collected again."""
     x, weight, dy = node.input[0], node.input[1], str(upstream[0])
-    channels, window = _channels(context, x), _window(node)
+    channels, plan = _channels(context, x), gradient_plan(_window(node))
+    scale = context.channel_scales.get(dy)
+    tiles = take_tiles(context, dy, plan, channels)
     dx = dw = None
     if context.wants(node, 1):
-        tiles = context.saved[node.output[0]]
-        dw = plane_weight_gradient(context, tiles, dy, forward_plan(window), channels)
-        dw = context.reshape_like(dw, weight)
+        dw = plane_weight_gradient(context, tiles, x, plan, channels)
+        dw = context.reshape_like(_scaled(context, dw, scale), weight)
     if context.wants(node, 0):
-        plan = gradient_plan(window)
-        dx = apply_plan(context, take_tiles(context, dy, plan, channels), weight, plan, channels)
-    return [dx, dw, _bias_gradient(context, node, dy)]
+        kernel = _scaled(context, _matrix(context, weight, channels), scale)
+        dx = apply_plan(context, tiles, kernel, plan, channels)
+    return [dx, dw, _bias_gradient(context, node, dy, scale)]
 
 
 @lowering("ChannelBatchNorm")
@@ -182,30 +257,73 @@ def batch_norm_forward(context: Context, node: NodeProto) -> None:
     unbiased = context.op("Mul", batch_variance, unbiasing(context, count))
     blend_statistics(context, node, (mean, batch_mean), (variance, unbiased))
     inverse = context.op("Reciprocal", context.op("Sqrt", context.op("Add", batch_variance, epsilon)))
-    context.saved[node.output[0]] = (batch_mean, inverse, count)
+    context.saved[node.output[0]] = _Normed(batch_mean, batch_variance, inverse, count, epsilon)
+
+
+@dataclass(frozen=True)
+class _Normed:
+    """Statistics of a batch, by channel."""
+
+    mean: str
+    variance: str
+    inverse: str  # of the deviation
+    count: str | float  # of numbers in a channel
+    epsilon: float
 
 
 @rule("ChannelBatchNorm")
 def batch_norm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
-    """dx = slope * dy - (tilt * (x - mean) + level), the bracket in one pass of the inference operator."""
+    """dx = slope * (dy - (normal * mean(dy * normal) + mean(dy))), the bracket in one pass of the inference operator.
+
+    With `fold` the convolution in front multiplies by the slope, in its small weights instead of this large tensor.
+    """
     x, scale, dy = node.input[0], node.input[1], str(upstream[0])
-    mean, inverse, count = context.saved[node.output[0]]
-    centred = context.op("Sub", x, context.op("Unsqueeze", mean, [1, 2]))
+    normed, product = context.saved[node.output[0]], context.saved.get(x)
     total = channel_sums(context, dy)
-    dscale = context.op("Mul", channel_sums(context, context.op("Mul", dy, centred)), inverse)
+    if context.wants(node, 0) and attribute(node, "fold") and isinstance(product, _Product) and product.expands:
+        return [dy, _through_product(context, node, dy, total, product), total, None, None]
+    across = channel_sums(context, context.op("Mul", dy, x))
+    dot = context.op("Sub", across, context.op("Mul", normed.mean, total))
+    dscale = context.op("Mul", dot, normed.inverse)
     dx = None
     if context.wants(node, 0):
-        slope = context.op("Mul", scale, inverse)
-        share = context.op("Div", slope, count)
-        tilt = context.op("Mul", context.op("Mul", share, inverse), dscale)
-        level = context.op("Mul", share, total)
+        tilt, level = (context.op("Div", value, normed.count) for value in (dscale, total))
         channels = _channels(context, x)
-        zeros, ones = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-        run = context.op("Reshape", centred, np.array([1, channels, -1], np.int64))
-        bracket = context.op("BatchNormalization", run, tilt, level, zeros, ones, epsilon=0.0)
+        run = context.op("Reshape", x, np.array([1, channels, -1], np.int64))
+        bracket = context.op(
+            "BatchNormalization", run, tilt, level, normed.mean, normed.variance, epsilon=normed.epsilon
+        )
         bracket = context.op("Reshape", bracket, np.array([channels, int(context.shape(x)[1] or 0), -1], np.int64))
-        dx = context.op("Sub", context.op("Mul", dy, context.op("Unsqueeze", slope, [1, 2])), bracket)
+        dx = context.op("Sub", dy, bracket)
+        slope = context.op("Mul", scale, normed.inverse)
+        if attribute(node, "fold"):
+            context.channel_scales[dx] = slope
+        else:
+            dx = context.op("Mul", dx, context.op("Unsqueeze", slope, [1, 2]))
     return [dx, dscale, total, None, None]
+
+
+def _through_product(context: Context, node: NodeProto, dy: str, total: str, product: _Product) -> str:
+    """Hand the gradient of batch norm on to the product in front of it; return the gradient of the scale.
+
+    The product's result u = W a is wide and a narrow: sums of dy * u over pixels are those of W with dy * a, which the
+    gradient of W needs anyway, so that no pass over u is left.
+    """
+    normed = context.saved[node.output[0]]
+    matrix = _matrix(context, product.weight, product.features)
+    mean = context.op("ReduceMean", product.columns, [1], keepdims=1)
+    centred = context.op("Sub", product.columns, mean)
+    met = context.op("Gemm", _matrix(context, dy, product.features), centred, transB=1)
+    dot = context.op("ReduceSum", context.op("Mul", matrix, met), [1], keepdims=0)
+    dscale = context.op("Mul", dot, normed.inverse)
+    slope = context.op("Mul", node.input[1], normed.inverse)
+    share = context.op("Div", slope, normed.count)
+    tilt = context.op("Mul", context.op("Mul", share, normed.inverse), dscale)
+    level = context.op("Mul", share, total)
+    context.saved[node.input[0]] = _NormedProduct(
+        centred, met, *(context.op("Unsqueeze", value, [1]) for value in (slope, tilt, level))
+    )
+    return dscale
 
 
 @lowering("ChannelMean")

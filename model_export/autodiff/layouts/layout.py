@@ -42,6 +42,8 @@ UNARY = {
     GELU,
 }
 BINARY = {"Add", "Sub", "Mul", "Div", "Sum"}
+# Convolutions that take over the factor per channel of batch norm's gradient.
+FOLDING = {"PixelConv", "PixelStem", "ChannelConv", "ChannelDepthwise"}
 # im2col with the batch innermost pays for few input channels; beyond this many rows tiles are better.
 MOST_STEM_ROWS = 100
 
@@ -216,7 +218,7 @@ def _batch_norm(layout: ImageLayout, node: NodeProto) -> bool:
         return False
     twin = layout.twin(node.input[0])
     # A convolution whose only reader is this node takes over a multiplication per channel in the backward pass.
-    fold = int(layout.maker(twin).op_type in ("PixelConv", "PixelStem") and layout.used_once(node.input[0]))
+    fold = int(layout.maker(twin).op_type in FOLDING and layout.used_once(node.input[0]))
     attrs = {key: value for key, value in attributes(node).items() if key in ("epsilon", "momentum")}
     inputs = [twin, *node.input[1:]]
     layout.emit(f"{layout.prefix}BatchNorm", node.output[0], inputs, node, **attrs, fold=fold)

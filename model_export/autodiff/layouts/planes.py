@@ -172,13 +172,16 @@ def apply_plan(context: Context, tiles: str, weight: str, plan: PlanePlan, chann
     return pick(context, rows, place[plane_order(plan.target)], len(plan.made), axis=1)
 
 
-def plane_weight_gradient(context: Context, tiles: str, dy: str, plan: PlanePlan, channels: int) -> str:
-    """[C, taps]: products of gradients and inputs over all tiles, summed along the selection."""
+def plane_weight_gradient(context: Context, tiles: str, x: str, plan: PlanePlan, channels: int) -> str:
+    """[C, taps], of tiles of dy and the plan of the input's gradient, summed along the selection.
+
+    A pixel of x belongs to one tile, whose pixels of dy are all that it meets.
+    """
     taps, outputs, inputs = plan.selection.shape
     made = np.where(plan.made < 0, plan.target[0] * plan.target[1], plan.made)
-    spread = pick(context, dy, places_in(plane_order(plan.target))[made], plan.target[0] * plan.target[1], axis=1)
+    spread = pick(context, x, places_in(plane_order(plan.target))[made], plan.target[0] * plan.target[1], axis=1)
     rows = context.op("Reshape", spread, np.array([channels, outputs, -1], np.int64))
-    # Of the two operands the smaller one is turned: a tile of the gradient has fewer pixels.
+    # Of the two operands the smaller one is turned: a tile of x has fewer pixels.
     product = context.op("MatMul", tiles, context.op("Transpose", rows, perm=[0, 2, 1]))
     flat = context.op("Reshape", product, np.array([channels, inputs * outputs], np.int64))
     return context.op("MatMul", flat, np.ascontiguousarray(plan.selection.transpose(2, 1, 0).reshape(-1, taps)))

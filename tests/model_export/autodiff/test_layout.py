@@ -221,6 +221,25 @@ def test_inverted_residuals(stride: int, kernel: int, size: tuple[int, int]) -> 
     check_module(module, torch.randn(2, 3, *size), Loss("cross_entropy"), batch=7)
 
 
+@operator("ChannelConv", "ChannelBatchNorm")
+@pytest.mark.parametrize("boundary", [0, 1])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_batch_norm_goes_through_the_product_that_widens(stride: int, boundary: int) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 1),
+        nn.Conv2d(4, 12, 1, stride, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU6(),
+        nn.Conv2d(12, 12, 3, 1, 1, groups=12, bias=False),
+        nn.BatchNorm2d(12),
+        nn.Conv2d(12, 2, 1),
+    )
+    exported = check_module(module, 3.0 + torch.randn(2, 3, 8, 6), boundary=boundary, batch=5)
+    added = [node for node in exported.train.graph.node if node.op_type == "Gemm" and len(node.input) == 3]
+    assert len(added) == (2 if boundary == 0 else 0), "the part of the norm, and that of dy"
+
+
 @operator("PixelBatchNorm")
 def test_a_batch_norm_used_twice_in_a_layout() -> None:
     torch.manual_seed(0)
