@@ -10,12 +10,17 @@ from onnx import NodeProto
 
 from model_export.autodiff.engine import Context
 from model_export.autodiff.layouts.planes import (
-    apply_plan,
+    apply_matrices,
+    channel_parts,
     forward_plan,
+    gather_taps,
     gradient_plan,
+    join_channels,
     plane_order,
-    plane_weight_gradient,
+    take_channels,
     take_tiles,
+    tile_products,
+    write_matrices,
 )
 from model_export.autodiff.layouts.tiles import Size, pick, places_in, tap_pixels
 from model_export.autodiff.registry import Gradients, lowering, rule
@@ -222,9 +227,15 @@ def _window(node: NodeProto) -> Window:
 
 @lowering("ChannelDepthwise")
 def depthwise_forward(context: Context, node: NodeProto) -> None:
-    channels, plan = _channels(context, node.input[0]), forward_plan(_window(node))
-    tiles = take_tiles(context, node.input[0], plan, channels)
-    _write_with_bias(context, node, apply_plan(context, tiles, node.input[1], plan, channels))
+    x, channels, plan = node.input[0], _channels(context, node.input[0]), forward_plan(_window(node))
+    matrices = write_matrices(context, node.input[1], plan, channels)
+    images = []
+    for part in channel_parts(plan, channels):
+        held = part[1] - part[0]
+        tiles = take_tiles(context, take_channels(context, x, channels, part), plan, held)
+        own = take_channels(context, matrices, channels, part)
+        images.append(apply_matrices(context, tiles, own, plan, held))
+    _write_with_bias(context, node, join_channels(context, images))
 
 
 @rule("ChannelDepthwise")
@@ -233,14 +244,24 @@ def depthwise(context: Context, node: NodeProto, upstream: Upstream) -> Gradient
     x, weight, dy = node.input[0], node.input[1], str(upstream[0])
     channels, plan = _channels(context, x), gradient_plan(_window(node))
     scale = context.channel_scales.get(dy)
-    tiles = take_tiles(context, dy, plan, channels)
-    dx = dw = None
-    if context.wants(node, 1):
-        dw = plane_weight_gradient(context, tiles, x, plan, channels)
-        dw = context.reshape_like(_scaled(context, dw, scale), weight)
+    images, products = [], []
     if context.wants(node, 0):
         kernel = _scaled(context, _matrix(context, weight, channels), scale)
-        dx = apply_plan(context, tiles, kernel, plan, channels)
+        matrices = write_matrices(context, kernel, plan, channels)
+    for part in channel_parts(plan, channels):
+        held = part[1] - part[0]
+        tiles = take_tiles(context, take_channels(context, dy, channels, part), plan, held)
+        if context.wants(node, 1):
+            own = take_channels(context, x, channels, part)
+            products.append(tile_products(context, tiles, own, plan, held))
+        if context.wants(node, 0):
+            own = take_channels(context, matrices, channels, part)
+            images.append(apply_matrices(context, tiles, own, plan, held))
+    dx = join_channels(context, images) if images else None
+    dw = None
+    if products:
+        taps = gather_taps(context, join_channels(context, products), plan)
+        dw = context.reshape_like(_scaled(context, taps, scale), weight)
     return [dx, dw, _bias_gradient(context, node, dy, scale)]
 
 

@@ -8,15 +8,18 @@ matrix product per channel. More multiplications than the definition asks for, b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from model_export.autodiff.engine import Context
-from model_export.autodiff.layouts.tiles import Size, pick, places_in
+from model_export.autodiff.layouts.tiles import USUAL_BATCH, Size, pick, places_in
 from model_export.autodiff.rules.convolution import Window
 
 SMALL = 16  # images of at most so many pixels are one tile; larger matrices cost more to make than small batches gain
+MOST_TILES = 12 << 20  # bytes of tiles that are there at once, at the usual batch; smaller parts delay small batches
 MANY_TILES = 4  # in a row of tiles; in smaller images collecting pixel by pixel is as fast
 
 
@@ -115,12 +118,27 @@ def _plan(window: Window, source: Size, target: Size, tile: Size, axes: list[_Ax
     return PlanePlan(source, target, selection.reshape(shape), places_in(plane_order(source))[pixels], made)
 
 
+def channel_parts(plan: PlanePlan, channels: int) -> list[tuple[int, int]]:
+    """Ranges of channels that go through one after the other: all tiles of large images would leave the cache."""
+    parts = min(channels, -(-4 * USUAL_BATCH * channels * len(plan.taken) // MOST_TILES))
+    bounds = np.linspace(0, channels, parts + 1).astype(int)
+    return [(int(first), int(last)) for first, last in pairwise(bounds)]
+
+
 def take_tiles(context: Context, x: str, plan: PlanePlan, channels: int) -> str:
     """[C, pixels, N] -> [C, source pixels of a tile, tiles * N]."""
     if _has_long_runs(plan):
         return _take_runs(context, x, plan, channels)
     taken = pick(context, x, plan.taken, plan.source[0] * plan.source[1], axis=1)
     return context.op("Reshape", taken, np.array([channels, plan.selection.shape[2], -1], np.int64))
+
+
+def take_channels(context: Context, x: str, channels: int, part: tuple[int, int]) -> str:
+    return x if part == (0, channels) else context.op("Slice", x, [part[0]], [part[1]], [0])
+
+
+def join_channels(context: Context, parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else context.op("Concat", *parts, axis=0)
 
 
 def _has_long_runs(plan: PlanePlan) -> bool:
@@ -160,28 +178,37 @@ def _take_runs(context: Context, x: str, plan: PlanePlan, channels: int) -> str:
     return context.op("Reshape", whole, np.array([channels, plan.selection.shape[2], -1], np.int64))
 
 
-def apply_plan(context: Context, tiles: str, weight: str, plan: PlanePlan, channels: int) -> str:
-    """The convolution itself: [C, pixels of the target, N]."""
+def write_matrices(context: Context, weight: str, plan: PlanePlan, channels: int) -> str:
+    """[C, target pixels of a tile, source pixels of a tile]: each channel's convolution as a matrix."""
     taps, outputs, inputs = plan.selection.shape
     small = context.op("Reshape", weight, np.array([channels, taps], np.int64))
     matrix = context.op("MatMul", small, plan.selection.reshape(taps, -1))
-    matrix = context.op("Reshape", matrix, np.array([channels, outputs, inputs], np.int64))
-    product = context.op("MatMul", matrix, tiles)
+    return context.op("Reshape", matrix, np.array([channels, outputs, inputs], np.int64))
+
+
+def apply_matrices(context: Context, tiles: str, matrices: str, plan: PlanePlan, channels: int) -> str:
+    """The convolution itself: [C, pixels of the target, N]."""
+    product = context.op("MatMul", matrices, tiles)
     rows = context.op("Reshape", product, np.array([channels, len(plan.made), -1], np.int64))
     place = np.argsort(plan.made, kind="stable")[(plan.made < 0).sum() :]
     return pick(context, rows, place[plane_order(plan.target)], len(plan.made), axis=1)
 
 
-def plane_weight_gradient(context: Context, tiles: str, x: str, plan: PlanePlan, channels: int) -> str:
-    """[C, taps], of tiles of dy and the plan of the input's gradient, summed along the selection.
+def tile_products(context: Context, tiles: str, x: str, plan: PlanePlan, channels: int) -> str:
+    """[C, source * target pixels]: tiles of dy times x, by the plan of the input's gradient.
 
     A pixel of x belongs to one tile, whose pixels of dy are all that it meets.
     """
-    taps, outputs, inputs = plan.selection.shape
+    _, outputs, inputs = plan.selection.shape
     made = np.where(plan.made < 0, plan.target[0] * plan.target[1], plan.made)
     spread = pick(context, x, places_in(plane_order(plan.target))[made], plan.target[0] * plan.target[1], axis=1)
     rows = context.op("Reshape", spread, np.array([channels, outputs, -1], np.int64))
     # Of the two operands the smaller one is turned: a tile of x has fewer pixels.
     product = context.op("MatMul", tiles, context.op("Transpose", rows, perm=[0, 2, 1]))
-    flat = context.op("Reshape", product, np.array([channels, inputs * outputs], np.int64))
-    return context.op("MatMul", flat, np.ascontiguousarray(plan.selection.transpose(2, 1, 0).reshape(-1, taps)))
+    return context.op("Reshape", product, np.array([channels, inputs * outputs], np.int64))
+
+
+def gather_taps(context: Context, products: str, plan: PlanePlan) -> str:
+    """[C, taps]: those products of a tile that belong to a tap, summed."""
+    turned = plan.selection.transpose(2, 1, 0).reshape(-1, len(plan.selection))
+    return context.op("MatMul", products, np.ascontiguousarray(turned))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from federation.manifest import Loss
-from model_export.autodiff.layouts import tiles
+from model_export.autodiff.layouts import planes, tiles
 from tests.model_export.autodiff.drawing import examples
 from tests.model_export.autodiff.harness import operator
 from tests.model_export.autodiff.module_harness import check_module
@@ -240,6 +240,23 @@ def test_batch_norm_goes_through_the_product_that_widens(stride: int, boundary: 
     assert len(added) == (2 if boundary == 0 else 0), "the part of the norm, and that of dy"
 
 
+@operator("ChannelBatchNorm")
+@pytest.mark.parametrize("momentum", [0.1, 1.0])
+def test_a_batch_norm_used_twice_beside_depthwise_convolutions(momentum: float) -> None:
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+            self.norm, self.last = nn.BatchNorm2d(4, momentum=momentum), nn.BatchNorm2d(4, momentum=0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.norm(self.second(torch.tanh(self.norm(self.first(x)))))))
+
+    check_module(Model(), torch.randn(2, 3, 6, 6))
+
+
 @operator("PixelBatchNorm")
 def test_a_batch_norm_used_twice_in_a_layout() -> None:
     torch.manual_seed(0)
@@ -293,3 +310,16 @@ def test_depthwise_tiles_of_large_images_come_in_rows(kernel: int, padding: int,
     exported = check_module(module, torch.randn(2, 3, *size), batch=5)
     has_runs = any(node.op_type == "Slice" for node in exported.train.graph.node)
     assert has_runs == (kernel == 3 and padding == 1), "other borders are collected pixel by pixel"
+
+
+@operator("ChannelDepthwise")
+@pytest.mark.parametrize(("size", "stride", "bias"), [(16, 1, True), (8, 1, False), (16, 2, False), (9, 2, True)])
+def test_depthwise_convolutions_of_large_images_go_through_some_channels_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, size: int, stride: int, bias: bool
+) -> None:
+    monkeypatch.setattr(planes, "MOST_TILES", 1 << 14)
+    torch.manual_seed(0)
+    body = nn.Conv2d(5, 5, 3, stride, 1, groups=5, bias=bias)
+    exported = check_module(nn.Sequential(nn.Conv2d(3, 5, 1), body, Picture()), torch.randn(2, 3, size, size))
+    joined = [node for node in exported.train.graph.node if node.op_type == "Concat" and len(node.input) == 5]
+    assert len(joined) == 3, "of the result and of both gradients"
