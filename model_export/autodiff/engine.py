@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -27,6 +27,14 @@ COPIES = ("Pad", "Gather", "Transpose")
 Head = tuple[str, list[str]]
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+class Blend(NamedTuple):
+    """How a batch moves a running statistic."""
+
+    name: str
+    new: str  # of this batch
+    keep: float  # the part of the old value that stays
 
 
 class Context:
@@ -62,6 +70,7 @@ class Context:
         ] = {}  # gradients that still lack a factor per channel, which their reader knows
         self.weighed: dict[str, tuple[str, str]] = {}  # gradient of weights -> (rows that they weighed, their gradient)
         self.remakes: dict[str, Callable[[], str]] = {}  # copies of the graph's input: how to make another
+        self.blends: list[Blend] = []  # of running statistics, in the order of the nodes
         self.new_statistics: dict[str, str] = {}  # statistic -> value that replaces it
 
     def shape(self, name: str) -> Shape:
@@ -148,6 +157,33 @@ def write_forward(context: Context, nodes: Sequence[NodeProto]) -> None:
             else:
                 with context.emitter.scope("forward"):
                     context.emitter.copy(node)
+    with context.emitter.scope("forward/statistics"):
+        _write_statistics(context)
+
+
+def _write_statistics(context: Context) -> None:
+    """Move the running statistics of all batch norms together: a few nodes instead of three for each vector."""
+    waiting, context.blends = context.blends, []
+    while waiting:
+        now: dict[str, Blend] = {}
+        later = []
+        for blend in waiting:
+            if blend.name in now:  # a layer that is used twice moves them twice
+                later.append(blend)
+            else:
+                now[blend.name] = blend
+        context.new_statistics |= _blended(context, list(now.values()))
+        waiting = later
+
+
+def _blended(context: Context, blends: Sequence[Blend]) -> dict[str, str]:
+    """Blend vectors that lie one behind the other, and take the result apart."""
+    sizes = [int(context.shape(blend.name)[0] or 0) for blend in blends]
+    keep = np.repeat(np.array([blend.keep for blend in blends], np.float32), sizes)
+    old = context.op("Concat", *(context.new_statistics.get(b.name, b.name) for b in blends), axis=0)
+    new = context.op("Concat", *(blend.new for blend in blends), axis=0)
+    blended = context.op("Add", context.op("Mul", old, keep), context.op("Mul", new, 1 - keep))
+    return dict(zip((b.name for b in blends), context.ops("Split", len(blends), blended, sizes, axis=0), strict=True))
 
 
 def _has_no_plain_form(node: NodeProto) -> bool:

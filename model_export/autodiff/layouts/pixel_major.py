@@ -183,9 +183,8 @@ def _input_gradient(
 
 def _scaled(context: Context, value: str, scale: str | None, features: int, rest: tuple[int, ...]) -> str:
     """Multiply a weight or its gradient by one number per feature."""
-    if scale:
-        value = context.op("Mul", _matrix(context, value, math.prod(rest)), context.op("Unsqueeze", scale, [1]))
-    return context.op("Reshape", value, np.array([features, *rest], np.int64))
+    value = context.op("Reshape", value, np.array([features, *rest], np.int64))
+    return context.op("Mul", value, context.op("Unsqueeze", scale, [1, 2, 3])) if scale else value
 
 
 def _bias_gradient(context: Context, node: NodeProto, dy: str, scale: str | None) -> str | None:
@@ -254,13 +253,13 @@ def batch_norm_forward(context: Context, node: NodeProto) -> None:
     squares = channel_sums(context, context.op("Mul", centred, centred), pixels, channels)
     batch_variance = context.op("Div", squares, count)
     epsilon = float(attribute(node, "epsilon", EPSILON))
-    inverse = context.op("Reciprocal", context.op("Sqrt", context.op("Add", batch_variance, epsilon)))
-    slope = context.op("Mul", scale, inverse)
+    deviation = context.op("Sqrt", context.op("Add", batch_variance, epsilon))
+    slope = context.op("Div", scale, deviation)
     scaled = context.op("Mul", centred, _per_row(context, slope, x))
     context.ops("Add", [node.output[0]], scaled, _per_row(context, bias, x))
     unbiased = context.op("Mul", batch_variance, unbiasing(context, count))
     blend_statistics(context, node, (mean, batch_mean), (variance, unbiased))
-    context.saved[node.output[0]] = (centred, inverse, slope, count)
+    context.saved[node.output[0]] = (centred, deviation, slope, count)
 
 
 def _batch(context: Context, x: str) -> str:
@@ -269,19 +268,19 @@ def _batch(context: Context, x: str) -> str:
 
 @rule("PixelBatchNorm")
 def batch_norm(context: Context, node: NodeProto, upstream: Upstream) -> Gradients:
-    """dx = slope * (dy - mean(dy) - centred * mean(dy * centred) * inverse^2).
+    """dx = slope * (dy - mean(dy) - centred * mean(dy * centred) / deviation^2).
 
     With `fold` the convolution in front multiplies by the slope, in its small weights instead of this large tensor.
     """
     x, dy = node.input[0], str(upstream[0])
-    centred, inverse, slope, count = context.saved[node.output[0]]
+    centred, deviation, slope, count = context.saved[node.output[0]]
     pixels, channels = int(context.shape(x)[0] or 0), int(context.shape(x)[2] or 0)
     total = channel_sums(context, dy, pixels, channels)
     dot = channel_sums(context, context.op("Mul", dy, centred), pixels, channels)
-    dscale = context.op("Mul", dot, inverse)
+    dscale = context.op("Div", dot, deviation)
     dx = None
     if context.wants(node, 0):
-        tilt = context.op("Div", context.op("Mul", dscale, inverse), count)
+        tilt = context.op("Div", context.op("Div", dscale, deviation), count)
         level = context.op("Div", total, count)
         moved = context.op("Sub", dy, context.op("Mul", centred, _per_row(context, tilt, x)))
         dx = context.op("Sub", moved, _per_row(context, level, x))

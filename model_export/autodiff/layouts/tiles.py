@@ -219,8 +219,7 @@ def transform_kernel(context: Context, weight: str, plan: TilePlan, features: in
     """[K, C, r, r] -> [*positions, K, C], with 1 where the positions are split."""
     taps = plan.kernel.shape[1]
     flat = context.op("Reshape", weight, np.array([features * channels, taps], np.int64))
-    turned = context.op("Transpose", flat, perm=[1, 0])
-    transformed = context.op("MatMul", plan.kernel.astype(np.float32), turned)
+    transformed = context.op("Gemm", plan.kernel.astype(np.float32), flat, transB=1)
     leading = [plan.positions()[0]] if plan.split == 1 else [plan.positions()[0], 1, plan.positions()[2]]
     return context.op("Reshape", transformed, np.array([*leading, features, channels], np.int64))
 
@@ -274,8 +273,8 @@ def tile_weight_gradient(context: Context, x: str, dy: str, plan: TilePlan, feat
 
 def _spread(context: Context, dy: str, met: np.ndarray, plan: TilePlan, features: int) -> str:
     """[pixels, N, K] -> [*positions, K, tiles * N]: what each product of a tile contributes to the outputs."""
-    taken = pick(context, dy, met.reshape(-1), plan.target[0] * plan.target[1])
-    outputs = np.array([plan.edge * plan.split * plan.edge, -1, features], np.int64)
-    columns = context.op("Transpose", context.op("Reshape", taken, outputs), perm=[0, 2, 1])
+    places = met.reshape(plan.edge * plan.split * plan.edge, -1)
+    taken = pick(context, dy, places, plan.target[0] * plan.target[1])  # [outputs, tiles, N, K]
+    columns = context.op("Transpose", taken, perm=[0, 3, 1, 2])
     spread = transform(context, plan.inverse.T, columns, plan.split)
     return context.op("Reshape", spread, np.array([*plan.positions(), features, -1], np.int64))

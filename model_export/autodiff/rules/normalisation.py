@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import NodeProto
 
-from model_export.autodiff.engine import Context
+from model_export.autodiff.engine import Blend, Context
 from model_export.autodiff.registry import Gradients, lowering, rule
 from model_export.autodiff.rules.elementwise import Upstream
 from model_export.graph import attribute
@@ -37,7 +37,8 @@ def training_statistics(
     scale, bias, mean, variance = parameters
     # onnxruntime writes the statistics over their inputs, which may be the caller's memory: give it copies that
     # nothing else reads, another use of the same layer included.
-    scratch = [context.op("Mul", context.new_statistics.get(name, name), 0.0) for name in (mean, variance)]
+    earlier = {blend.name: blend.new for blend in context.blends}
+    scratch = [context.op("Mul", earlier.get(name, name), 0.0) for name in (mean, variance)]
     outputs = context.ops(
         "BatchNormalization",
         [result, f"{result}.mean", f"{result}.variance"],
@@ -58,13 +59,9 @@ def unbiasing(context: Context, count: str | float) -> str:
 
 
 def blend_statistics(context: Context, node: NodeProto, *pairs: tuple[str, str]) -> None:
-    """Running statistics move towards those of the batch; ONNX's momentum is the part that stays."""
+    """Note by how much running statistics move towards those of the batch; ONNX's momentum is the part that stays."""
     keep = float(attribute(node, "momentum", 0.9))
-    for name, new in pairs:
-        old = context.new_statistics.get(name, name)  # a layer that is used twice moves them twice
-        if keep:  # old * 0 would be the memory that onnxruntime overwrites, see above
-            new = context.op("Add", context.op("Mul", old, keep), context.op("Mul", new, 1.0 - keep))
-        context.new_statistics[name] = new
+    context.blends += [Blend(name, new, keep) for name, new in pairs]
 
 
 @rule("BatchNormalization")
