@@ -34,13 +34,9 @@ NODE_BYTES, CONSTANT_COPIES, SESSION_BYTES, SCRATCH = 4_000, 2.5, 60_000, 0.05
 # Of edge_runtime/engine/session.py: the first region that graphs get, and the rest of a block worth keeping apart.
 _FIRST_REGION, _SMALLEST, _WORTH_SPLITTING = 16 << 20, 256, 1 << 10
 
+# Nothing else shares memory: without reuse of blocks, as training sessions are opened, the runtime does not write
+# results over inputs either.
 _SAME_BUFFER = frozenset({"Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten"})
-_IN_PLACE = frozenset(
-    {
-        *("Abs", "Add", "Clip", "Div", "Erf", "Exp", "HardSigmoid", "Log", "Max", "Min", "Mul", "Neg", "Not", "Pow"),
-        *("Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ class Size:
 
     shapes: tuple[Shape, Shape]
     item: int
-    symbols: tuple[int | str, ...] | None = None  # the shape as the runtime knows it beforehand, if it does
 
     def at(self, batch: int) -> int:
         low, growth = self._elements
@@ -119,23 +114,11 @@ def sizes_of(model: onnx.ModelProto, complete: Callable[[], onnx.ModelProto] | N
     `complete` makes the same model with its stored constants inside, where it has to be run to know its shapes.
     """
     low, high = (_shapes(model, batch, complete or (lambda: model)) for batch in _SIZED_AT)
-    symbols = _symbols(model)
     return {
-        name: Size((shape, high[name][0]), item, symbols.get(name))
+        name: Size((shape, high[name][0]), item)
         for name, (shape, item) in low.items()
         if name in high and len(high[name][0]) == len(shape)
     }
-
-
-def _symbols(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Infer the shapes that are known before the batch is, with a name in its place."""
-    graph = shape_inference.infer_shapes(model).graph
-    found: dict[str, tuple[int | str, ...]] = {}
-    for value in [*graph.input, *graph.value_info, *graph.output]:
-        shape = value.type.tensor_type.shape
-        if value.type.tensor_type.HasField("shape") and all(dim.WhichOneof("value") for dim in shape.dim):
-            found[value.name] = tuple(dim.dim_param or dim.dim_value for dim in shape.dim)
-    return found
 
 
 def _shapes(
@@ -236,7 +219,7 @@ class Course:
         taken: list[str] = []
         given: list[str] = []
         for name in outputs:
-            owner = self._buffer[name] = self._owner(number, step, name)
+            owner = self._buffer[name] = self._owner(step, name)
             if owner == name:
                 taken.append(name)
             if owner is not None:
@@ -250,23 +233,12 @@ class Course:
                         given.append(owner)
         return taken, _scratch(step, self._sizes), given
 
-    def _owner(self, number: int, step: Step, name: str) -> str | None:
-        """Find whose memory an output has: its own, an input's that nothing reads any more, or a reshaped one's."""
-        if step.op_type in _SAME_BUFFER:
-            source = step.inputs[0]
-            return None if source in self._outside else self._buffer[source]
-        if step.op_type in _IN_PLACE:
-            for source in step.inputs[:2]:
-                owner = self._buffer.get(source)
-                free = owner is not None and self._last[source] == number and self._users[owner] == 1
-                if free and self._is_known_equal(source, name):
-                    return owner
-        return name
-
-    def _is_known_equal(self, source: str, name: str) -> bool:
-        """Whether the runtime knows beforehand that shapes are equal; it writes over an input only then."""
-        one, other = self._sizes[source], self._sizes[name]
-        return one.symbols is not None and (one.symbols, one.item) == (other.symbols, other.item)
+    def _owner(self, step: Step, name: str) -> str | None:
+        """Find whose memory an output has: its own, or that of what it is another shape of."""
+        if step.op_type not in _SAME_BUFFER:
+            return name
+        source = step.inputs[0]
+        return None if source in self._outside else self._buffer[source]
 
 
 def _scratch(step: Step, sizes: Mapping[str, Size]) -> int:

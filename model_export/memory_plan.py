@@ -1,15 +1,16 @@
 """Write a training graph as a memory plan asks: what is made again, and which convolutions go through in parts.
 
 A convolution by tiles holds several times its image for a moment. Near the turn from forward to backward, where most
-values are alive, such a moment is the peak: there some rows of tiles follow the others. Every part has nodes of its
-own, which take memory too, so parts are added where the peak lies, as long as the whole becomes smaller.
+values are alive, such a moment is the peak: there some tiles follow the others. Every part has nodes of its own,
+which take memory and time, so parts are added where the peak lies, and taken back where they save nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -19,7 +20,8 @@ from model_export.lifetimes import NODE_BYTES, Course, Size, not_in_arena, sizes
 from model_export.recompute import AGAIN, SLOWER, choose_remade, remake
 from model_export.shared_values import share_values
 
-LOWER, ATTEMPTS = 0.92, 6  # the share of a peak that more parts shall reach, and how often that is tried
+# The share of a peak that more parts shall reach, how often that is tried, and how often in a row without any gain.
+LOWER, ATTEMPTS, PATIENCE = 0.92, 8, 2
 Parts = Mapping[str, int]  # by scope of nodes: in how many parts the tiles of a convolution go through
 Write = Callable[[Parts, bool], onnx.ModelProto]  # the plain graph; True: with stored weights inside
 
@@ -33,24 +35,60 @@ class Planned:
     parts: Parts
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A graph that was tried, and what it takes."""
+
+    planned: Planned
+    alive: Sequence[int]  # bytes that lie in the arena while each node runs
+    size: int  # bytes that the arena has touched, and of the nodes
+    lengths: Counter[str]  # by scope: how many nodes it has
+
+
 def plan_memory(write: Write, batch: int, plan: MemoryPlan) -> Planned:
     """Find the graph that takes least memory at a batch size in the time that a plan gives."""
-    best = _written(write, {}, batch, plan)
+    plain = _written(write, {}, batch, plan)
     if not SLOWER[plan]:
-        return best
-    course = _course(best)
-    size = _size(best, course, batch)
+        return plain
+
+    def attempt(parts: Parts) -> _Trial:
+        return _try(_written(write, parts, batch, plan), batch)
+
+    return _join(attempt, _divide(attempt, _try(plain, batch))).planned
+
+
+def _divide(attempt: Callable[[Parts], _Trial], first: _Trial) -> _Trial:
+    """Divide convolutions at the peak, then at the next one; a step that gains nothing may lead to one that does."""
+    best = last = first
+    idle = 0
     for _ in range(ATTEMPTS):
-        parts = _more_parts(best, course.alive_during(batch))
-        if parts == best.parts:
+        trial = attempt(_more_parts(last.planned, last.alive))
+        parts = {scope: n for scope, n in trial.planned.parts.items() if trial.lengths[scope] > first.lengths[scope]}
+        if parts == last.planned.parts or idle == PATIENCE:
             break
-        other = _written(write, parts, batch, plan)
-        course = _course(other)
-        other_size = _size(other, course, batch)
-        if other_size >= size:
-            break
-        best, size = other, other_size
+        last = replace(trial, planned=replace(trial.planned, parts=parts))
+        idle = 0 if last.size < best.size else idle + 1
+        best = min(best, last, key=lambda one: one.size)
     return best
+
+
+def _join(attempt: Callable[[Parts], _Trial], best: _Trial) -> _Trial:
+    """Join parts again where that takes no more memory: their nodes cost time."""
+    for scope in best.planned.parts:
+        while best.planned.parts.get(scope, 1) > 1:
+            fewer = {**best.planned.parts, scope: best.planned.parts[scope] // 2}
+            trial = attempt({name: number for name, number in fewer.items() if number > 1})
+            if trial.size > best.size:
+                break
+            best = trial
+    return best
+
+
+def _try(planned: Planned, batch: int) -> _Trial:
+    nodes = planned.model.graph.node
+    course = Course(steps_of(planned.model), not_in_arena(planned.model), planned.sizes)
+    size = course.touched(batch) + NODE_BYTES * len(nodes)
+    return _Trial(planned, course.alive_during(batch), size, Counter(map(_scope, nodes)))
 
 
 def _written(write: Write, parts: Parts, batch: int, plan: MemoryPlan) -> Planned:
@@ -72,14 +110,6 @@ def _written(write: Write, parts: Parts, batch: int, plan: MemoryPlan) -> Planne
     halved = store_halves(model, sizes_remade, batch)
     sizes_halved = sizes_of(halved, lambda: store_halves(again(complete()), sizes_remade, batch))
     return Planned(halved, sizes_halved, parts)
-
-
-def _course(planned: Planned) -> Course:
-    return Course(steps_of(planned.model), not_in_arena(planned.model), planned.sizes)
-
-
-def _size(planned: Planned, course: Course, batch: int) -> int:
-    return course.touched(batch) + NODE_BYTES * len(planned.model.graph.node)
 
 
 def _more_parts(planned: Planned, alive: Sequence[int]) -> Parts:

@@ -207,12 +207,15 @@ def _parts(context: Context, plan: TilePlan, channels: int, features: int) -> in
     """In how many parts the tiles of a convolution go through: as the memory plan has it, at least for large images."""
     size = len(plan.bilinear.tile) ** 2 * len(plan.produced) // plan.edge**2 * max(channels, features)
     wanted = context.parts.get(context.emitter.scope_name, 1)
-    return min(plan.down, max(wanted, -(-4 * USUAL_BATCH * size // MOST_TILES)))
+    return min(plan.down * plan.across, max(wanted, -(-4 * USUAL_BATCH * size // MOST_TILES)))
 
 
-def _rows_of_tiles(places: np.ndarray, plan: TilePlan, parts: int) -> list[np.ndarray]:
-    """Divide what belongs to all tiles into that of some rows of tiles after the other."""
-    return np.array_split(places.reshape(-1, plan.down, plan.across), parts, axis=1)
+def _some_tiles(places: np.ndarray, plan: TilePlan, parts: int) -> list[np.ndarray]:
+    """Divide what belongs to all tiles into that of some tiles after the other: whole rows, while there are enough."""
+    if parts > plan.down:
+        return np.array_split(places.reshape(-1, plan.down * plan.across), parts, axis=1)
+    rows = np.array_split(places.reshape(-1, plan.down, plan.across), parts, axis=1)
+    return [part.reshape(len(part), -1) for part in rows]
 
 
 def transform_kernel(context: Context, weight: str, plan: TilePlan, features: int, channels: int) -> str:
@@ -233,10 +236,10 @@ def tiled_product(
     """
     parts = _parts(context, plan, channels, features)
     images = []
-    for part in _rows_of_tiles(plan.gathered(), plan, parts):
+    for part in _some_tiles(plan.gathered(), plan, parts):
         tiles = _make_tiles(context, x, part, plan, channels)
         rows = transform(context, plan.inverse, context.op("MatMul", tiles, write_kernel()), plan.split)
-        shape = [(plan.edge * plan.split) ** 2, part.shape[1] * plan.across, -1]
+        shape = [(plan.edge * plan.split) ** 2, part.shape[1], -1]
         images.append(rows if parts == 1 else context.op("Reshape", rows, np.array(shape, np.int64)))
     whole = images[0] if parts == 1 else context.op("Concat", *images, axis=1)
     image = context.op("Reshape", whole, np.array([len(plan.produced), -1, features], np.int64))
@@ -258,7 +261,7 @@ def tile_weight_gradient(context: Context, x: str, dy: str, plan: TilePlan, feat
     parts = _parts(context, plan, channels, features)
     raw = row_of_pixel(plan.target)[plan.produced]
     sums = []
-    for taken, met in zip(_rows_of_tiles(plan.gathered(), plan, parts), _rows_of_tiles(raw, plan, parts), strict=True):
+    for taken, met in zip(_some_tiles(plan.gathered(), plan, parts), _some_tiles(raw, plan, parts), strict=True):
         tiles = _make_tiles(context, x, taken, plan, channels)
         product = context.op("MatMul", _spread(context, dy, met, plan, features), tiles)
         if plan.split > 1:
