@@ -138,7 +138,14 @@ def bench_step(
                 for turn in range(-WARM_UP, rounds):
                     progress(boundary.name, number * rounds + max(turn, 0), len(chosen) * rounds)
                     for name, step in _rotated(list(steps.items()), turn):
-                        milliseconds = step()
+                        try:
+                            milliseconds = step()
+                        except EmbraceError as error:
+                            if name not in PACKAGES:
+                                raise
+                            del steps[name], timing.rounds[name]
+                            notes.append(case.left_out(name, error, boundary, f", batch {batch}"))
+                            continue
                         if turn >= 0:
                             timing.rounds[name].append(milliseconds)
                 timings.append(timing)
@@ -241,9 +248,13 @@ class _Case:
                 losses[name] = peer.start(x, self.labels)
                 timed[name] = peer
             except EmbraceError as error:
-                notes.append(f"{name}: {error}; so it is not timed at {boundary.name}")
+                notes.append(self.left_out(name, error, boundary))
         _check_losses(boundary, losses)
         return timed
+
+    def left_out(self, name: str, error: EmbraceError, boundary: Boundary, case: str = "") -> str:
+        """Write the note about a peer that could not be timed."""
+        return f"{name}: {error}; so it is not timed at {boundary.name} of {self.manifest.name}{case}"
 
     def _engines(self, boundary: Boundary, notes: list[str]) -> list[EngineName]:
         found: list[EngineName] = ["portable"] if boundary.train else []

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,10 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "jax": ("jax", "onnx"),
     "mnn": ("MNN==3.1.0", "numpy", "onnx"),  # later wheels lack gradients (see mnn_step)
 }
-SECONDS = 900  # for an installation, and for compiling a step
+SECONDS = 900  # for an installation, for compiling a step, and for every step
+ERRORS = "stderr.txt"
+TAIL = 4096  # bytes of what a process wrote to stderr that are read for its last line
+SCRIPTS = Path(__file__).parent  # NAME_step.py
 
 
 def environment(name: str) -> Path:
@@ -45,7 +50,10 @@ def _run(command: list[str], problem: str) -> None:
 
 
 class PeerStep:
-    """A step in another process; close it to end the process."""
+    """A step in another process; close it to end the process.
+
+    However the process ends, and if it gives no answer, an EmbraceError says so.
+    """
 
     def __init__(self, name: str, directory: Path, manifest: Manifest, boundary: Boundary, threads: int) -> None:
         problem = _cannot(manifest, boundary)
@@ -61,49 +69,86 @@ class PeerStep:
             flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
             self._environment |= {"XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"}
         self._process: subprocess.Popen[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._overdue = False
 
     def start(self, x: NDArray[Any], labels: NDArray[Any]) -> float:
         """Start the process with a batch; return its loss."""
-        with tempfile.TemporaryDirectory() as folder:
-            inputs, targets, file = (f"{folder}/{name}" for name in ("x.npy", "y.npy", "request.json"))
-            np.save(inputs, x)
-            np.save(targets, labels)
-            batch = {"input": inputs, "labels": targets}
-            Path(file).write_text(json.dumps({"graphs": self._graphs, "threads": self._threads, **batch}))
-            script = Path(__file__).with_name(f"{self._name}_step.py")
-            self._process = subprocess.Popen(
-                [str(self._python), str(script), file],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=self._environment,
-            )
-            answer = self._read()
-        return float(answer["loss"])
+        self._folder = tempfile.TemporaryDirectory(prefix="embrace-peer-")
+        inputs, targets, file = (self._file(name) for name in ("x.npy", "y.npy", "request.json"))
+        np.save(inputs, x)
+        np.save(targets, labels)
+        batch = {"input": str(inputs), "labels": str(targets)}
+        file.write_text(json.dumps({"graphs": self._graphs, "threads": self._threads, **batch}))
+        try:
+            with self._file(ERRORS).open("wb") as errors:  # a file, because a full pipe would block the process
+                self._process = subprocess.Popen(
+                    [str(self._python), str(SCRIPTS / f"{self._name}_step.py"), str(file)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    errors="replace",
+                    env=self._environment,
+                )
+        except OSError as error:
+            raise EmbraceError(f"its process cannot be started: {error}") from None
+        return float(self._read()["loss"])
 
     def __call__(self) -> float:
         """Run one step; return its milliseconds."""
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write("step\n")
-        self._process.stdin.flush()
+        with suppress(OSError):  # it has ended: then there is nothing to read, which says why
+            self._process.stdin.write("step\n")
+            self._process.stdin.flush()
         return float(self._read()["wall" if self._threads > 1 else "cpu"])
 
     def _read(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None and self._process.stderr is not None
-        line = next((line for line in self._process.stdout if line.startswith("{")), "")  # libraries print, too
-        if not line:
-            lines = self._process.stderr.read().strip().splitlines() or ["it ended without a message"]
-            code = self._process.wait()
-            raise EmbraceError(f"its process was ended by signal {-code}" if code < 0 else lines[-1])
+        """Read an answer; the process is ended if that takes too long."""
+        assert self._process is not None and self._process.stdout is not None
+        limit = threading.Timer(SECONDS, self._end_overdue)
+        limit.start()
+        try:  # libraries print, too, and what ends without a new line was not printed to its end
+            lines = (line for line in self._process.stdout if line.startswith("{") and line.endswith("\n"))
+            line = next(lines, "")
+            if not line:
+                raise EmbraceError(self._why_ended(self._process.wait()))
+        finally:
+            limit.cancel()
+            limit.join()  # its end would be counted with the step that follows
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _end_overdue(self) -> None:
+        assert self._process is not None
+        self._overdue = True
+        self._process.kill()
+
+    def _why_ended(self, code: int) -> str:
+        if self._overdue:
+            return f"its process gave no answer within {SECONDS} seconds"
+        if code < 0:
+            return f"its process was ended by signal {-code}"
+        with self._file(ERRORS).open("rb") as errors:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - TAIL))
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "its process ended without a message"
+
+    def _file(self, name: str) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / name
 
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):  # a step may wait there that the process has not read
+                        pipe.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _cannot(manifest: Manifest, boundary: Boundary) -> str | None:
