@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import onnx
 import pytest
 
-from edge_runtime.measure import Case, measure
 from edge_runtime.memory import current_memory
 from federation.capacity import predicted_memory, predicted_peak
-from federation.manifest import Manifest
 from model_export.lifetimes import BATCHES, _Arena, sizes_of, step_memory
 from model_export.zoo import ZOO
 from tests.memory_models import OWN, export_named
+from tests.memory_predictions import BATCH, SMALL, compare
 
 pytest.importorskip("torch")
 needs_proc = pytest.mark.skipif(current_memory() is None, reason="the system does not say what a process takes")
-# The oracle is blind below a megabyte: blocks that the heap had free from imports do not add to what is resident.
-# femnist_cnn from its classifier is measured with 1.3 MB, and its three vectors alone are 1.5.
-WITHIN, SMALL = 0.25, 1_000_000
-BATCH = 32
-
-
-def places(manifest: Manifest) -> list[str]:
-    """From the input, the middle and near the output: where a graph is largest, usual and smallest."""
-    names = [b.name for b in manifest.boundaries if b.train and b.narrow is None]
-    return [names[i] for i in sorted({0, len(names) // 2, 3 * len(names) // 4, len(names) - 1})]
+WITHIN = 0.25
 
 
 def check(name: str, folder: Path) -> None:
-    manifest = export_named(name, folder)
-    for place in places(manifest):
-        boundary = manifest.boundary(place)
-        case = Case(str(folder / name), place, batch=BATCH, warm_up=0, iterations=3, divide=False)
-        measured = measure(case).memory["anonymous"]
-        predicted = predicted_peak(manifest, boundary, BATCH)
-        off = abs(predicted - measured)
-        assert off <= max(WITHIN * measured, SMALL), (name, place, predicted, measured)
+    for found in compare(name, folder, Path(sys.executable)):
+        off = abs(found.predicted - found.measured)
+        assert off <= max(WITHIN * found.measured, SMALL), found
 
 
 @needs_proc
