@@ -23,7 +23,7 @@ def report(found: Reproduction, stored: Mapping[str, Any] | None = None) -> dict
     measured = means(found)
     rows = [_row(found, result, measured) for result in found.rows]
     before = _still_valid(stored, found.table.name) if stored else {}
-    rows = [max(row, before.get(_identity(row), row), key=runs_of) for row in rows]  # the new one of equals
+    rows = [_completed(max(row, before.get(_identity(row), row), key=runs_of), row) for row in rows]
     data = {
         "table": found.table.name,
         "paper": found.table.paper,
@@ -57,6 +57,12 @@ def _still_valid(stored: Mapping[str, Any], table: str) -> dict[str, dict[str, A
     changed = changed_models(table, stored.get("edition", 0))
     rows = [row for row in stored["rows"] if was_run(row) and row["model"].partition("@")[0] not in changed]
     return {_identity(row): row for row in rows}
+
+
+def _completed(row: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Give a stored row the columns that the table has gained since, without figures."""
+    none = {name: {**figure, "mean": None, "deviation": None, "runs": 0} for name, figure in new["figures"].items()}
+    return {**row, "figures": {**none, **row["figures"]}}
 
 
 def _identity(row: Mapping[str, Any]) -> str:

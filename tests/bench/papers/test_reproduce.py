@@ -115,6 +115,17 @@ def test_some_rows_are_run_alone_and_the_report_says_what_is_missing(tmp_path):
         reproduce(table, "short", 1, Workplace(tmp_path), only=["fourth"])
 
 
+def test_a_stored_row_lacks_the_figures_of_a_column_that_is_new(tmp_path):
+    rows = [PaperRow(name, "digits", {**JOB, "num_rounds": n}) for n, name in ((1, "first"), (2, "second"))]
+    narrow, wide = one_row_table().columns[:1], (*one_row_table().columns[:1], Column("new %", lambda run: 5.0))
+    table = replace(one_row_table(), settings={"short": lambda: Setting("in words", rows)}, claims=(), columns=narrow)
+    stored = report(reproduce(table, "short", 1, Workplace(tmp_path / "here"), only=["second"]))
+    today = replace(table, columns=wide)
+    data = report(reproduce(today, "short", 1, Workplace(tmp_path / "elsewhere"), only=["first"]), stored)
+    assert [row["figures"]["new %"]["mean"] for row in data["rows"]] == [5.0, None]
+    assert "**" not in markdown(data, wide) and markdown(data, wide).count("| 5.00 |") == 1
+
+
 def test_a_whole_label_asks_for_its_row_alone(tmp_path):
     rows = [
         PaperRow(name, "digits", {**JOB, "num_rounds": rounds})
