@@ -43,12 +43,19 @@ class Headline:
     targets: tuple[str, ...] = ()  # the first that all rows reached with all their seeds counts, or else the last
 
     def line(self, stored: Stored) -> list[str]:
-        """Fill a line: of the largest scale that was run, or that there is none."""
-        for scale in ("full", "short"):
-            data = stored(self.table, scale)
-            if data is not None and (ours := self._ours(data)):
-                return [*self._told, *ours, self._full(scale, data)]
-        return [*self._told, "–", "–", NOT_RUN, "–", self._full("", {})]
+        """Fill a line: of the largest scale that was run, or that there is none.
+
+        Where only some rows of a scale were run, a smaller one is judged, and their figures stand beside it.
+        """
+        there = ((scale, data) for scale in ("full", "short") if (data := stored(self.table, scale)) is not None)
+        found = [(scale, data, ours) for scale, data in there if (ours := self._ours(data))]
+        if not found:
+            return [*self._told, "–", "–", NOT_RUN, "–", self._full("", {})]
+        scale, data, ours = found[0]
+        smaller = found[-1][2]
+        if ours[2] == NOT_RUN != smaller[2]:
+            ours = [f"{smaller[0]}; so far at {scale} {ours[0]}", *smaller[1:]]
+        return [*self._told, *ours, self._full(scale, data)]
 
     @property
     def _told(self) -> list[str]:

@@ -151,6 +151,10 @@ def test_a_headline_says_what_was_run_and_at_which_scale():
 def test_figures_of_rows_that_were_run_are_shown_without_a_verdict():
     headline = headline_of("FEMNIST: 16/0/112")
     assert told(headline, rows_with(headline, None, 0.5)) == ["– / 0.5", "not run"]
+    some, all_of_them = rows_with(headline, None, 0.5), rows_with(headline, 0.75, 0.25)
+    reports = {"full": report_of(some), "short": report_of(all_of_them, "short")}
+    line = headline.line(lambda table, scale: reports[scale])
+    assert line[3] == "0.75 / 0.25; so far at full – / 0.5" and line[4].startswith("short") and line[5] == "held"
 
 
 def test_a_headline_of_differences_shows_them_or_the_scale_that_has_all():
