@@ -22,6 +22,7 @@ from model_export.shared_values import share_values
 
 # The share of a peak that more parts shall reach, how often that is tried, and how often in a row without any gain.
 LOWER, ATTEMPTS, PATIENCE = 0.92, 8, 2
+LARGE = 3000  # nodes of a graph that takes seconds to write: there the search ends at the first step without gain
 Parts = Mapping[str, int]  # by scope of nodes: in how many parts the tiles of a convolution go through
 Write = Callable[[Parts, bool], onnx.ModelProto]  # the plain graph; True: with stored weights inside
 
@@ -54,17 +55,20 @@ def plan_memory(write: Write, batch: int, plan: MemoryPlan) -> Planned:
     def attempt(parts: Parts) -> _Trial:
         return _try(_written(write, parts, batch, plan), batch)
 
-    return _join(attempt, _divide(attempt, _try(plain, batch))).planned
+    first = _try(plain, batch)
+    if len(plain.model.graph.node) > LARGE:
+        return _divide(attempt, first, patience=1).planned
+    return _join(attempt, _divide(attempt, first)).planned
 
 
-def _divide(attempt: Callable[[Parts], _Trial], first: _Trial) -> _Trial:
+def _divide(attempt: Callable[[Parts], _Trial], first: _Trial, patience: int = PATIENCE) -> _Trial:
     """Divide convolutions at the peak, then at the next one; a step that gains nothing may lead to one that does."""
     best = last = first
     idle = 0
     for _ in range(ATTEMPTS):
         trial = attempt(_more_parts(last.planned, last.alive))
         parts = {scope: n for scope, n in trial.planned.parts.items() if trial.lengths[scope] > first.lengths[scope]}
-        if parts == last.planned.parts or idle == PATIENCE:
+        if parts == last.planned.parts or idle == patience:
             break
         last = replace(trial, planned=replace(trial.planned, parts=parts))
         idle = 0 if last.size < best.size else idle + 1
