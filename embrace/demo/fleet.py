@@ -224,7 +224,7 @@ class Fleet:
                 raise FleetError(f"the job failed: {job['message']}; logs are in {self.directory}")
             self.look.seats = self._seats(job)
             if self.killed_in is None and fetched >= rounds / 3 >= 1:
-                self._kill(fetched + 1, anyway=fetched >= rounds / 3 + 2)
+                self._kill(fetched + 1, anyway=fetched >= rounds / 3 + 1)
             if waiting:
                 self._score(*waiting.pop(0))
             self.look.tell(f"round {min(fetched + 1, rounds)}")
