@@ -158,7 +158,7 @@ def _bordered_tiles(size: Size) -> np.ndarray:
 
 
 def _take_runs(context: Context, x: str, plan: PlanePlan, channels: int) -> str:
-    """What Gather does with one pixel of the batch at a time, with one row of tiles at a time.
+    """Collect tiles a row of tiles at a time, where Gather collects them pixel by pixel.
 
     Pixels are held by their place in a tile, then by tile. So a row of a tile's border is that of the tile above or
     below, in runs as long as a row of tiles; to the left and right everything moves by one tile.

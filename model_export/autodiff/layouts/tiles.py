@@ -121,7 +121,7 @@ class TilePlan:
         """Source row of every element of every tile, or pair of tiles, as [inputs, inputs, tiles, tiles]."""
         step = self.step * self.split
         i, j, a, b = np.ogrid[: self.tile.shape[1], : self.tile.shape[1], : self.down, : self.across]
-        pixels = _numbers(a * step + i + self.offset[0], b * step + j + self.offset[1], self.source)
+        pixels = _pixel_numbers(a * step + i + self.offset[0], b * step + j + self.offset[1], self.source)
         return np.take(row_of_pixel(self.source), pixels)
 
     @cached_property
@@ -130,7 +130,7 @@ class TilePlan:
         i, p, j, q, a, b = np.ogrid[: self.edge, : self.split, : self.edge, : self.split, : self.down, : self.across]
         h = (a * self.split + p) * self.edge + self.rows[i]
         w = (b * self.split + q) * self.edge + self.rows[j]
-        return _numbers(h, w, self.target)
+        return _pixel_numbers(h, w, self.target)
 
     @property
     def inverse(self) -> np.ndarray:
@@ -147,7 +147,7 @@ class TilePlan:
         return [products**2] if self.split == 1 else [products, self.split, products]
 
 
-def _numbers(h: np.ndarray, w: np.ndarray, size: Size) -> np.ndarray:
+def _pixel_numbers(h: np.ndarray, w: np.ndarray, size: Size) -> np.ndarray:
     """Row-major pixel numbers, -1 outside of the image."""
     inside = (h >= 0) & (h < size[0]) & (w >= 0) & (w < size[1])
     return np.where(inside, h * size[1] + w, -1).reshape(-1)
