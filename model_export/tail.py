@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from onnx import external_data_helper, helper
+from onnx import external_data_helper
 
 from edge_runtime.join_layers import join_layers
 from federation.manifest import Layer, Manifest
@@ -42,7 +42,7 @@ def tail_graph(directory: Path, manifest: Manifest, first: int) -> bytes:
 
 
 def _joined(directory: Path, layers: tuple[Layer, ...]) -> onnx.ModelProto:
-    """Join forward graphs, with weights inside and batch norm as it moves its statistics."""
+    """Join forward graphs, with weights inside."""
     model = onnx.load_from_string(join_layers([(directory / layer.forward.name).read_bytes() for layer in layers]))
     external_data_helper.load_external_data_for_model(model, str(directory))
     own = {p.name for layer in layers for p in layer.parameters}
@@ -52,15 +52,4 @@ def _joined(directory: Path, layers: tuple[Layer, ...]) -> onnx.ModelProto:
         tensor.name = names.get(tensor.name, tensor.name)
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-    _set_momentum(model, layers)
     return model
-
-
-def _set_momentum(model: onnx.ModelProto, layers: tuple[Layer, ...]) -> None:
-    """Say how fast statistics move: a forward graph leaves that out, what measures them knows it."""
-    known = {norm.mean: norm.momentum for layer in layers if layer.measuring for norm in layer.measuring.norms}
-    for node in model.graph.node:
-        if node.op_type == "BatchNormalization":
-            if node.input[3] not in known:
-                raise ExportError(f"it is not known how fast {node.input[3]!r} moves")
-            node.attribute.append(helper.make_attribute("momentum", 1.0 - known[node.input[3]]))

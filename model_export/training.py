@@ -300,9 +300,9 @@ def _frozen_graph(
 def _write_inference_node(context: Context, node: NodeProto) -> None:
     """Batch norm uses its running statistics, dropout does nothing, what is drawn is its mean."""
     if node.op_type == "BatchNormalization":
-        context.ops(
-            "BatchNormalization", [node.output[0]], *node.input, epsilon=float(attribute(node, "epsilon", 1e-5))
-        )
+        # onnxruntime-training makes this node train again, with its momentum.
+        kept = {name: float(attribute(node, name, usual)) for name, usual in (("epsilon", 1e-5), ("momentum", 0.9))}
+        context.ops("BatchNormalization", [node.output[0]], *node.input, **kept)
     elif node.op_type == "Dropout":
         context.ops("Identity", [node.output[0]], node.input[0])
     elif node.op_type in SEEDED:

@@ -19,7 +19,7 @@ from model_export.zoo import ZOO
 
 HAS_ORT_TRAINING = importlib.util.find_spec("onnxruntime.training") is not None
 ENGINES = ("portable", "ort-training") if HAS_ORT_TRAINING else ("portable",)
-LONG = {"mobilenetv2", "resnet20", "resnet56_gn"}  # from ten to thirty boundaries, of layers that repeat
+LONG = {"mobilenetv2", "resnet20", "resnet20_keras", "resnet56_gn"}  # ten to thirty boundaries, of layers that repeat
 WIDE = {"vgg11", "vgg16"}  # a minute each; narrower ones of the same layers are quick
 
 
@@ -45,11 +45,22 @@ def test_a_zoo_model_agrees_with_pytorch_at_every_boundary(name, tmp_path):
     check_every_boundary(load_source(name), tmp_path / name, Choices(engines=ENGINES))
 
 
-@pytest.mark.parametrize("name", sorted(LONG - {"resnet56_gn"}))
+@pytest.mark.parametrize("name", ("mobilenetv2", "resnet20"))
 def test_a_deep_zoo_model_agrees_with_pytorch_at_some_boundaries(name, tmp_path):
     source = load_source(name)
     layers = [layer.name for layer in load_graph(source)[1]]
     check_every_boundary(source, tmp_path / name, Choices(splits=[layers[0], *layers[-3::-10]], engines=ENGINES))
+
+
+def test_every_engine_moves_statistics_at_the_pace_of_the_model(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "from torch import nn\n"
+        "def network():\n"
+        "    front = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, momentum=0.01)]\n"
+        "    return nn.Sequential(*front, nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))\n"
+    )
+    source = load_source(f"{tmp_path / 'model.py'}:network", input_shape=(1, 8, 8))
+    check_every_boundary(source, tmp_path / "bundle", Choices(engines=ENGINES))
 
 
 @pytest.mark.slow
