@@ -176,7 +176,7 @@ class Trainer:
             self.close()
             problem = str(error) or "not enough memory"
             raise OutOfMemory(f"training from {boundary.name!r}: {problem}; {self._advice(boundary)}") from None
-        stored = self._stored.rows.nbytes if self._stored and self.manifest.frozen(boundary) else 0
+        stored = self.stored_bytes if self.manifest.frozen(boundary) else 0
         report = Report(
             status="done",
             boundary=self.manifest.tiers.get(task.boundary, task.boundary),
@@ -202,6 +202,11 @@ class Trainer:
             return np.zeros(0, np.float32)
         batch = self._batch(task)
         return found.update(task.steps * math.ceil(batch / min(batch, task.at_once)))
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the stored activations take."""
+        return self._stored.rows.nbytes if self._stored else 0
 
     @property
     def spare(self) -> Vector | None:

@@ -36,6 +36,7 @@ from model_export.oracle import random_labels
 from simulation.apart import Seen
 from simulation.assignment import LEAST_STACKED, may_stack
 from simulation.fused_step import FusedStep
+from simulation.kept_trainers import KeptTrainers
 from simulation.shared_samples import SharedSamples
 from simulation.stacked_step import StackedStep, prepare_stack
 from simulation.torch_engine import TorchEngine, aligned
@@ -73,10 +74,11 @@ class StackedResult:
 class StackedTrainer:
     """Trains the devices of one worker process."""
 
-    def __init__(self, engine: TorchEngine, source: LayerSource) -> None:
-        """`source` says which version the engine's weights are."""
+    def __init__(self, engine: TorchEngine, source: LayerSource, kept: KeptTrainers) -> None:
+        """`source` says which version the weights of the engine's frozen layers are."""
         self.engine = engine
         self.source = source
+        self.kept = kept
         self.manifest = engine.manifest
         self._modules: dict[str, nn.Module | None] = {}  # by boundary; None: PyTorch cannot stack it
 
@@ -92,10 +94,7 @@ class StackedTrainer:
         Those that bring the same vectors and do the same are stacked, if they are enough. `seen` gets a device's place
         and its local model after every step.
         """
-        # The engine's weights are those of the round in which a device computed its activations.
-        tasks = [
-            replace(task.for_samples(len(data)), refresh_every=1) for task, data in zip(tasks, samples, strict=True)
-        ]
+        tasks = [task.for_samples(len(data)) for task, data in zip(tasks, samples, strict=True)]
         groups: dict[Hashable, list[int]] = {}
         for place, (task, start, data) in enumerate(zip(tasks, received, samples, strict=True)):
             groups.setdefault(self._kind(task, start, data), []).append(place)
@@ -123,24 +122,35 @@ class StackedTrainer:
     def _alone(
         self, task: Task, start: Received, samples: TrainingSamples, seen: Callable[[Vector], None] | None
     ) -> Outcome | NonFiniteLoss:
-        trainer = Trainer(
+        trainer = self._trainer(task, samples)
+        trainer.seen = seen or _ignore
+        try:
+            # The engine's weights are those of the round in which the device computed its activations.
+            outcome = trainer.run(replace(task, refresh_every=1), start)
+        except NonFiniteLoss as error:
+            return error
+        if task.refresh_every > 1 and isinstance(samples, SharedSamples):
+            self.kept.put(samples.name, trainer)
+        local = outcome.local
+        moved = StackedResult(local.x.copy(), local.rates, local.steps, local.update(), local.state())
+        return Outcome(moved.x, moved, outcome.report, outcome.measured)  # type: ignore[arg-type]
+
+    def _trainer(self, task: Task, samples: TrainingSamples) -> Trainer:
+        """Make a trainer, or take the device's own if it is there."""
+        kept = self.kept.take(samples.name) if isinstance(samples, SharedSamples) else None
+        if kept is not None:
+            kept.engine, kept.source = self.engine, self.source
+            return kept
+        return Trainer(
             self.engine.directory,
             self.source,
             samples,
             engine=self.engine,
             measures_memory=False,
-            stores_all=False,
+            stores_all=task.refresh_every > 1,  # other steps of the device take other samples
             local_step=FusedStep,
             plan=ForwardPlan(batch=self.engine.forward_batch(coverage(self.manifest, task.boundary).boundary)),
-            seen=seen or _ignore,
         )
-        try:
-            outcome = trainer.run(task, start)
-        except NonFiniteLoss as error:
-            return error
-        local = outcome.local
-        moved = StackedResult(local.x.copy(), local.rates, local.steps, local.update(), local.state())
-        return Outcome(moved.x, moved, outcome.report, outcome.measured)  # type: ignore[arg-type]
 
     def _stackable(self, covered: Coverage, task: Task) -> nn.Module | None:
         """Return the module for a stack of devices, if it pays and PyTorch can do it."""

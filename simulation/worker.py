@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +35,7 @@ from edge_runtime.evaluate import Evaluator
 from edge_runtime.forward import ForwardPlan
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Outcome, Received, Trainer
+from federation.coverage import coverage
 from federation.errors import NonFiniteLoss
 from federation.job import plan_from
 from federation.layout import MODEL
@@ -182,15 +184,17 @@ class _Torch:
 
     def __init__(self, worker: FleetWorker) -> None:
         from simulation.heap import keep_freed_memory
+        from simulation.kept_trainers import KeptTrainers
         from simulation.stacked_trainer import StackedTrainer
         from simulation.torch_engine import TorchEngine, aligned, one_thread
 
         def trainer(age: int) -> StackedTrainer:
             """Make the trainer of devices whose frozen layers are so many rounds old."""
             engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[past(age)])
-            return StackedTrainer(engine, GlobalSource(worker.manifest))
+            return StackedTrainer(engine, GlobalSource(worker.manifest), kept)
 
         keep_freed_memory()
+        kept = KeptTrainers()
         self._worker = worker
         self._trainer = lru_cache(None)(trainer)
         self._engine = self._trainer(0).engine
@@ -201,8 +205,17 @@ class _Torch:
         self, devices: Sequence[str], tasks: Sequence[Task], received: Sequence[Received], seen: Seen | None, age: int
     ) -> list[Outcome | NonFiniteLoss]:
         trainer = self._trainer(age)
-        trainer.source.version = str(tasks[0].round - age)
+        trainer.source.version = self._version(tasks[0], age)
         return trainer.train(tasks, received, [self._worker.samples(device) for device in devices], seen)
+
+    def _version(self, task: Task, age: int) -> str:
+        """Name the weights of the frozen layers: where activations are kept by what they are, as they may stay."""
+        if task.refresh_every == 1:
+            return str(task.round)
+        boundary, weights = coverage(self._worker.manifest, task.boundary).boundary, self._worker.vectors[past(age)]
+        if boundary.head is None:  # which is frozen, too
+            weights = weights[: self._worker.manifest.space.suffix(boundary.layer).start]
+        return sha256(weights.data).hexdigest()
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         return self._engine.open_step(boundary)

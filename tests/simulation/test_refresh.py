@@ -14,6 +14,7 @@ from federation.layout import MODEL
 from simulation import worker
 from simulation.pool import InlinePool
 from simulation.simulate import Options, Simulation
+from simulation.torch_engine import TorchEngine
 from tests.edge_runtime.conftest import relative
 from tests.simulation.test_simulate import fleet_of
 
@@ -94,6 +95,40 @@ def test_both_engines_agree_and_processes_change_no_bit(bundle_of, tmp_path):
         assert np.array_equal(weights, found[1][0])
         assert [line["loss"] for line in rounds] == [line["loss"] for line in found[1][1]]
     assert relative(found[1][0], portable) < 1e-3
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """How many samples went through the frozen layers, each time that a device alone ran them."""
+    monkeypatch.setattr("simulation.assignment.MOST_MACS", 0)  # no stacks
+    found, store = [], TorchEngine.store
+
+    def counted(self, boundary, inputs, count, *rest):
+        found.append(count)
+        return store(self, boundary, inputs, count, *rest)
+
+    monkeypatch.setattr(TorchEngine, "store", counted)
+    return found
+
+
+def test_frozen_layers_run_only_for_new_activations_wherever_those_are_kept(bundle_of, tmp_path, monkeypatch, passes):
+    bundle = bundle_of("digits")
+    run(bundle, tmp_path / "fresh", 1)
+    behind_frozen = len(passes)
+    passes.clear()
+    kept, rounds = run(bundle, tmp_path / "kept", 3)
+    assert 0 < sum(line["reused"] for line in rounds) == behind_frozen - len(passes)
+    monkeypatch.setattr("simulation.kept_trainers.MOST_BYTES", 0)
+    passes.clear()
+    without, _ = run(bundle, tmp_path / "without", 3)
+    assert len(passes) == behind_frozen and np.array_equal(without, kept)
+
+
+def test_frozen_layers_that_no_device_trains_run_once_for_each_device(bundle_of, tmp_path, passes):
+    bundle, more = bundle_of("digits"), {"local": {"refresh_every": 2}, "simulate": {"tiers": {"weak": 20}}}
+    fleet = fleet_of(bundle, {"num_rounds": 6, **more})
+    Simulation(fleet, tmp_path, Options("torch", 1, InlinePool)).run()
+    assert sorted(passes) == sorted(len(device.trained) for device in fleet.devices)
 
 
 def test_what_is_kept_is_not_fetched_again(bundle_of, tmp_path):

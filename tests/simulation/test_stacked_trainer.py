@@ -22,6 +22,7 @@ from federation.coverage import coverage
 from federation.errors import EmbraceError, NonFiniteLoss
 from federation.messages import Task
 from model_export.source import load_source
+from simulation.kept_trainers import KeptTrainers
 from simulation.shared_samples import SharedSamples, convert
 from simulation.stacked_trainer import StackedTrainer
 from simulation.torch_engine import TorchEngine, one_thread
@@ -40,7 +41,7 @@ def _one_thread():
 
 def trainer_of(bundle: Bundle) -> StackedTrainer:
     engine = TorchEngine(bundle.directory, bundle.manifest, np.array(bundle.weights))
-    return StackedTrainer(engine, BundleSource(bundle.directory, bundle.manifest))
+    return StackedTrainer(engine, BundleSource(bundle.directory, bundle.manifest), KeptTrainers())
 
 
 def devices(bundle: Bundle, count: int, seed: int = 0, size: int = 40) -> list[SharedSamples]:
