@@ -47,7 +47,8 @@ class Headline:
 
         Where only some rows of a scale were run, a smaller one is judged, and their figures stand beside it.
         """
-        there = ((scale, data) for scale in ("full", "short") if (data := stored(self.table, scale)) is not None)
+        scales = ("full", "medium", "short")
+        there = ((scale, data) for scale in scales if (data := stored(self.table, scale)) is not None)
         found = [(scale, data, ours) for scale, data in there if (ours := self._ours(data))]
         if not found:
             return [*self._told, "–", "–", NOT_RUN, "–", self._full("", {})]

@@ -13,7 +13,7 @@ from typing import Any
 from federation.errors import InputError
 from simulation.runs import Floats, Run
 
-Scale = str  # smoke, short or full
+Scale = str  # smoke, short, medium or full; not every table has a medium one
 Measured = Mapping[str, Mapping[str, float | None]]  # label -> column -> mean over the seeds
 
 

@@ -28,7 +28,7 @@ from model_export.zoo.imdb import ImdbBiLSTM
 from model_export.zoo.llama import smollm2, smollm2_tokenizer
 from model_export.zoo.mnist import cnn, logistic_regression, two_hidden_layers
 from model_export.zoo.mobilenet import MobileNetV2
-from model_export.zoo.resnet import ResNet, group_norm
+from model_export.zoo.resnet import ResNet, group_norm, keras_resnet
 from model_export.zoo.transformer import TextTransformer
 from model_export.zoo.vgg import VGG, VGG11, VGG16
 
@@ -176,6 +176,24 @@ _MODELS = (
         "resnet20",
         "ResNet with three blocks per stage, CIFAR-10",
         partial(ResNet, 3, 10),
+        CIFAR,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
+        "resnet20_keras",
+        "ResNet20 with the batch norm and the first weights of Keras, CIFAR-10",
+        partial(keras_resnet, 3, 10),
+        CIFAR,
+        10,
+        moderate=Tier("layer2.0"),
+        weak=Tier("layer3.0"),
+    ),
+    _image(
+        "resnet8_gn",
+        "ResNet with one block per stage and group norm, CIFAR-10",
+        partial(ResNet, 1, 10, norm=group_norm),
         CIFAR,
         10,
         moderate=Tier("layer2.0"),

@@ -1,4 +1,4 @@
-"""First weights: He et al. 2015, for layers before a ReLU that no normalisation follows."""
+"""First weights: He et al. 2015, for layers before a ReLU, and Glorot and Bengio 2010, which are those of Keras."""
 
 from __future__ import annotations
 
@@ -13,5 +13,14 @@ def he(part: nn.Module) -> None:
     for module in part.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def glorot(part: nn.Module) -> None:
+    """Draw the weights of every convolution and dense layer anew as Keras does, and set its biases to 0."""
+    for module in part.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

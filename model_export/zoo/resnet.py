@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from federation.errors import InputError
+from model_export.zoo.initial import glorot
 from model_export.zoo.width import channels
 
 Norm = Callable[[int], nn.Module]  # number of channels -> normalisation
@@ -69,3 +71,17 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.pool(self.layer3(self.layer2(self.layer1(self.stem(x))))))
+
+
+def keras_resnet(blocks: int, num_classes: int, width: float = 1.0) -> ResNet:
+    """Build the network as the authors of EmbracingFL do in Keras, by the code that they published for FedLAMA.
+
+    Batch norm has Keras's constants: running statistics move by a hundredth in a step, a tenth of PyTorch's. The first
+    weights are Glorot's, and the last batch norm of each block begins at zero, so that a block begins as its shortcut.
+    """
+    network = ResNet(blocks, num_classes, partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01), width)
+    glorot(network)
+    for module in network.modules():
+        if isinstance(module, BasicBlock):
+            nn.init.zeros_(module.norm2.get_parameter("weight"))
+    return network

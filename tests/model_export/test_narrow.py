@@ -25,11 +25,12 @@ NARROWING = (
     "resnet8",
     "fashion_resnet8",
     "resnet20",
+    "resnet20_keras",
     "vgg11",
     "vgg16",
     "imdb_bilstm",
 )
-NARROW = [*(f"{name}@{ratio}" for name in NARROWING for ratio in (0.2, 0.45)), "resnet56_gn@0.5"]
+NARROW = [*(f"{name}@{ratio}" for name in NARROWING for ratio in (0.2, 0.45)), "resnet8_gn@0.5", "resnet56_gn@0.5"]
 RATIO = "expected a number above 0 and at most 1"
 
 

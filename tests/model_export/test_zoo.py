@@ -24,6 +24,8 @@ PARAMETERS = {
     "resnet8": 78_330,
     "fashion_resnet8": 78_042,  # the stem sees one channel instead of three
     "resnet20": 272_762,
+    "resnet20_keras": 272_762,
+    "resnet8_gn": 78_330,
     "resnet56_gn": 856_058,
     "vgg11": 9_224_458,
     "vgg16": 14_765_988,
@@ -183,6 +185,22 @@ def test_networks_without_normalisation_begin_with_weights_of_he(name, last):
             fan_out = module.weight.shape[0] * math.prod(module.weight.shape[2:])
             assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.1), layer
             assert not module.bias.any()
+
+
+def test_the_resnet_of_keras_has_its_constants_and_begins_with_its_shortcuts():
+    """Keras: momentum 0.99 of what was, ε = 0.001, kernels uniform within ±√(6 / (inputs + outputs))."""
+    torch.manual_seed(0)
+    network = zoo_model("resnet20_keras").build().train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert (module.momentum, module.eps) == (pytest.approx(1 - 0.99), 1e-3)
+        if isinstance(module, nn.Conv2d):
+            area = math.prod(module.kernel_size)
+            bound = math.sqrt(6 / (area * (module.in_channels + module.out_channels)))
+            assert bound * 0.9 < module.weight.abs().max() <= bound
+    x = torch.rand(4, 16, 8, 8)
+    plain = [block for stage in (network.layer1, network.layer2, network.layer3) for block in stage][1]
+    assert torch.equal(plain(x), x)  # which is not negative
 
 
 def test_the_lstm_begins_by_remembering():

@@ -14,7 +14,7 @@ from federation.errors import InputError
 
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Which one; without it a list.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke, short, or full: the paper's own setting.")] = "short",
+    scale: Annotated[str, typer.Option(help="smoke, short, medium (domo) or full, the paper's own.")] = "short",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of every row.")] = 2,
     data_dir: Annotated[
         Path | None, typer.Option(envvar="EMBRACE_DATA_DIR", help="Where data sets lie.", file_okay=False)

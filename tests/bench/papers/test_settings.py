@@ -35,6 +35,7 @@ FULL = {
     "embracing-cases": {
         "EmbracingFL": {"model": "resnet20", "rounds": 1000, "rate": "0.4/10@800,900", "share": 0.25, "rules": DECAYED},
         "EmbracingFL, 16/0/112": {"tiers": {"strong": 16, "weak": 112}, "devices": 128, "partition": {"alpha": 0.1}},
+        "as in Keras": {"model": "resnet20_keras", "rounds": 1000, "crop": 4, "flip": True, "rate": "0.4/10@800,900"},
         "width reduction": {"widths": (0.45, 0.2), "share": 0.25},
         "FEMNIST": {"model": "femnist_cnn", "rounds": 200, "rate": "0.04", "partition": {"groups_per_partition": 2}},
     },

@@ -46,7 +46,8 @@ def test_devices_that_have_not_joined_yet_have_their_data_and_never_take_part(tm
 def test_the_full_scale_has_every_published_mix():
     cases = TABLES["embracing-cases"].setting("full").rows
     fleets = [tuple(plan_from({**row.job, "bundle": row.model}).simulate["tiers"].items()) for row in cases]
-    assert len(cases) == 3 * len(CASES) - 1  # width reduction is FedAvg where all are strong
+    published = [row for row in cases if row.model in ("resnet20", "femnist_cnn")]
+    assert len(published) == 3 * len(CASES) - 1  # width reduction is FedAvg where all are strong
     assert all(sum(count for _, count in fleet) == 128 for fleet in fleets)
     assert len(TABLES["embracing-scaling"].setting("full").rows) == 3 * len(JOINED) - 2
     assert all(row.widths == (0.45, 0.2) for row in cases if row.job["algorithm"] == "heterofl")
