@@ -10,13 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from onnx import external_data_helper
+from onnx import external_data_helper, helper
 
 from edge_runtime.join_layers import join_layers
 from federation.manifest import Layer, Manifest
 from model_export.autodiff.registry import has_rule
 from model_export.errors import ExportError
-from model_export.graph import serialise
+from model_export.graph import attribute, serialise
 from model_export.layers import split_layers
 from model_export.normalise import normalise
 from model_export.shapes import sample_input
@@ -52,4 +52,15 @@ def _joined(directory: Path, layers: tuple[Layer, ...]) -> onnx.ModelProto:
         tensor.name = names.get(tensor.name, tensor.name)
     for node in model.graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
+    _set_momentum(model, layers)
     return model
+
+
+def _set_momentum(model: onnx.ModelProto, layers: tuple[Layer, ...]) -> None:
+    """Say how fast statistics move: forward graphs of older bundles leave that out, what measures them knows it."""
+    known = {norm.mean: norm.momentum for layer in layers if layer.measuring for norm in layer.measuring.norms}
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and attribute(node, "momentum") is None:
+            if node.input[3] not in known:
+                raise ExportError(f"it is not known how fast {node.input[3]!r} moves")
+            node.attribute.append(helper.make_attribute("momentum", 1.0 - known[node.input[3]]))

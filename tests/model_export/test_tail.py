@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -39,8 +40,21 @@ def exported(folder, text):
     return source, folder / "bundle", read_manifest(folder / "bundle")
 
 
-def test_gradients_and_statistics_are_those_of_autograd(tmp_path):
+def without_momentum(file):
+    """Write a forward graph as older versions did."""
+    model = onnx.load(file, load_external_data=False)
+    for node in model.graph.node:
+        kept = [item for item in node.attribute if item.name != "momentum"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    onnx.save(model, file)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["bundle", "older bundle"])
+def test_gradients_and_statistics_are_those_of_autograd(tmp_path, older):
     source, directory, manifest = exported(tmp_path, NETWORK)
+    for layer in manifest.layers if older else ():
+        without_momentum(directory / layer.forward.name)
     first = next(number for number, layer in enumerate(manifest.layers) if layer.measuring)
     assert first > 0
     session = ort.InferenceSession(tail_graph(directory, manifest, first), providers=["CPUExecutionProvider"])
