@@ -1,12 +1,12 @@
 """Trainers of simulated devices that stay from round to round, because they hold activations that are used again.
 
-Bounded by what they hold: the devices that were longest ago at work go first, and compute theirs anew, to the same
-bits. So neither the bound nor which process has which device changes a result.
+Bounded by what they hold: where there is no room, a device's trainer goes, and computes its activations anew when they
+are wanted, from the weights of their round, to the same bits. So neither the bound nor which process has which device
+changes a result. What is kept makes no room for others: where devices take turns, each would displace the one that
+comes next.
 """
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 from edge_runtime.trainer import Trainer
 
@@ -17,17 +17,19 @@ class KeptTrainers:
     """The trainers of one process, by device."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Trainer] = OrderedDict()
+        self._kept: dict[str, Trainer] = {}
+        self._bytes = 0
 
     def take(self, device: str) -> Trainer | None:
         """Take out the trainer of a device, if it is there."""
-        return self._kept.pop(device, None)
+        trainer = self._kept.pop(device, None)
+        if trainer is not None:
+            self._bytes -= trainer.stored_bytes
+        return trainer
 
     def put(self, device: str, trainer: Trainer) -> None:
-        """Keep a trainer, and close those that there is no room for."""
-        self._kept[device] = trainer
-        held = sum(kept.stored_bytes for kept in self._kept.values())
-        while held > MOST_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            held -= oldest.stored_bytes
-            oldest.close()
+        """Keep the trainer of a device, which was taken out before, if it has activations and there is room."""
+        size = trainer.stored_bytes
+        if size and self._bytes + size <= MOST_BYTES:
+            self._kept[device] = trainer
+            self._bytes += size

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_runtime.bundle_files import map_weights, write_weights
 from edge_runtime.data.load import Data
@@ -39,7 +40,7 @@ from simulation.datasets import Dataset
 from simulation.devices import HANDED_ON, KEPT, Share, forget_handed_on
 from simulation.fleet import SimulatedFleet, open_fleet
 from simulation.own_rules import can_travel, own_rules
-from simulation.pool import ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
+from simulation.pool import ALIGNMENT, ArraySpec, InlinePool, LocalPool, Pool, WorkerSpec
 from simulation.runs import CHECKPOINT, FACTS, METRICS, WEIGHTS, Record, Run
 from simulation.server import SeatTask, ServerState, SimulatedServer
 from simulation.svcca import FOLDER as SVCCA
@@ -240,7 +241,7 @@ class Simulation:
         spec = WorkerSpec(
             "simulation.worker:build",
             settings,
-            {"vectors": ArraySpec((len(vectors), size)), **shared},
+            {"vectors": ArraySpec(self._vectors().shape), **shared},
             {"sums": ArraySpec((tracks, size), "int64"), "apart": ArraySpec((steps, size), "int64")},
             ("simulation.stacked_trainer",) if self.options.engine == "torch" else (),
             reads=("bundle",),
@@ -251,6 +252,15 @@ class Simulation:
         for name, array in arrays.items():
             pool.share(name, array)
         return pool
+
+    def _vectors(self) -> NDArray[np.float32]:
+        """Stack the server's vectors; each begins at a multiple of ALIGNMENT, so that one computes like the others."""
+        vectors = list(self.server.state.vectors.values())
+        floats = ALIGNMENT // vectors[0].itemsize
+        rows = np.zeros((len(vectors), -(-vectors[0].size // floats) * floats), np.float32)
+        for row, vector in zip(rows, vectors, strict=True):
+            row[: vector.size] = vector
+        return rows
 
     def _rounds(self, pool: Pool, progress: Progress, on_round: OnRound) -> None:
         saved = time.monotonic()
@@ -293,7 +303,7 @@ class Simulation:
         began, server, number = time.perf_counter(), self.server, self.server.state.number
         invited = server.invite()
         seats, draws, hands_on = invited.counted, invited.draws, server.engine.inherits(number + 1)
-        pool.share("vectors", np.stack(list(server.state.vectors.values())))
+        pool.share("vectors", self._vectors())
         compares = self._due(self.options.svcca_every, number)
         measures = self._due(self.options.apart_every, number)
         facts, saved = server.state.facts, self.saved
@@ -366,7 +376,7 @@ class Simulation:
         return bool(every) and ((number + 1) % every == 0 or number + 1 == self.plan.num_rounds)
 
     def _score(self, pool: Pool, statistics: str) -> Score:
-        pool.share("vectors", np.stack(list(self.server.state.vectors.values())))
+        pool.share("vectors", self._vectors())
         count, version = len(self.fleet.test_numbers), self.server.state.number
         step = SCORED * -(-count // (SCORED * MOST_SCORES))  # whatever the number of workers: sums of floats keep order
         starts = range(0, count, step)

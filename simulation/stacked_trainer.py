@@ -43,10 +43,19 @@ from simulation.torch_engine import TorchEngine, aligned
 
 TRIED = 2  # devices, and samples of each, that a stack is tried with
 NO_RULE = ".*batching rule"  # PyTorch's warning: it takes the devices of a stack one after the other
+MOST_ROUNDS = 2  # that a device needs to see all of its samples, where it computes the activations of all at once
 
 
 def _ignore(parameters: Vector) -> None:
     """Look at no step."""
+
+
+def _keeps(task: Task, count: int) -> bool:
+    """Say whether a device that has `count` samples computes the activations of all of them, and keeps these.
+
+    The task alone decides, not whether they are there: a pass over other samples may round otherwise.
+    """
+    return task.refresh_every > 1 and count <= MOST_ROUNDS * task.steps * task.batch
 
 
 def _of_rows(seen: Seen, places: Sequence[int]) -> Seen:
@@ -122,32 +131,36 @@ class StackedTrainer:
     def _alone(
         self, task: Task, start: Received, samples: TrainingSamples, seen: Callable[[Vector], None] | None
     ) -> Outcome | NonFiniteLoss:
-        trainer = self._trainer(task, samples)
+        keeps = isinstance(samples, SharedSamples) and _keeps(task, len(samples))
+        kept = self.kept.take(samples.name) if isinstance(samples, SharedSamples) else None
+        trainer = self._again(kept) if kept and keeps else self._new(task, samples, stores_all=keeps)
         trainer.seen = seen or _ignore
         try:
             # The engine's weights are those of the round in which the device computed its activations.
             outcome = trainer.run(replace(task, refresh_every=1), start)
         except NonFiniteLoss as error:
             return error
-        if task.refresh_every > 1 and isinstance(samples, SharedSamples):
-            self.kept.put(samples.name, trainer)
+        finally:
+            trainer.seen = _ignore
+            if keeps and isinstance(samples, SharedSamples):
+                self.kept.put(samples.name, trainer)
         local = outcome.local
         moved = StackedResult(local.x.copy(), local.rates, local.steps, local.update(), local.state())
         return Outcome(moved.x, moved, outcome.report, outcome.measured)  # type: ignore[arg-type]
 
-    def _trainer(self, task: Task, samples: TrainingSamples) -> Trainer:
-        """Make a trainer, or take the device's own if it is there."""
-        kept = self.kept.take(samples.name) if isinstance(samples, SharedSamples) else None
-        if kept is not None:
-            kept.engine, kept.source = self.engine, self.source
-            return kept
+    def _again(self, trainer: Trainer) -> Trainer:
+        """Let a trainer of an earlier round compute with the weights of this one."""
+        trainer.engine, trainer.source = self.engine, self.source
+        return trainer
+
+    def _new(self, task: Task, samples: TrainingSamples, *, stores_all: bool) -> Trainer:
         return Trainer(
             self.engine.directory,
             self.source,
             samples,
             engine=self.engine,
             measures_memory=False,
-            stores_all=task.refresh_every > 1,  # other steps of the device take other samples
+            stores_all=stores_all,
             local_step=FusedStep,
             plan=ForwardPlan(batch=self.engine.forward_batch(coverage(self.manifest, task.boundary).boundary)),
         )

@@ -114,7 +114,8 @@ class FleetWorker:
         self.probe = shared["test_inputs"][: settings["probe"]]
         self.bundle = Path(settings["bundle"])
         self.manifest = read_manifest(self.bundle)
-        self.vectors = {name: shared["vectors"][row] for row, name in enumerate(settings["vectors"])}
+        rows = shared["vectors"][:, : self.manifest.space.size]
+        self.vectors = {name: rows[row] for row, name in enumerate(settings["vectors"])}
         self._places = {device: places for device, *places in settings["devices"]}
         self._engine: FleetEngine = _Portable(self) if settings["engine"] == "portable" else _Torch(self)
         self._resolve = resolver(settings["rules"])
@@ -193,10 +194,15 @@ class _Torch:
             engine = TorchEngine(worker.bundle, worker.manifest, worker.vectors[past(age)])
             return StackedTrainer(engine, GlobalSource(worker.manifest), kept)
 
+        def digest(number: int, age: int, stop: int) -> str:
+            """Hash the first weights of the model as it was so many rounds before this one."""
+            return sha256(worker.vectors[past(age)][:stop].data).hexdigest()
+
         keep_freed_memory()
         kept = KeptTrainers()
         self._worker = worker
         self._trainer = lru_cache(None)(trainer)
+        self._digest = lru_cache(maxsize=16)(digest)
         self._engine = self._trainer(0).engine
         self._aligned = aligned
         self.one_thread = one_thread
@@ -209,13 +215,12 @@ class _Torch:
         return trainer.train(tasks, received, [self._worker.samples(device) for device in devices], seen)
 
     def _version(self, task: Task, age: int) -> str:
-        """Name the weights of the frozen layers: where activations are kept by what they are, as they may stay."""
+        """Name the frozen layers: by what they are where activations of an earlier round may still be theirs."""
         if task.refresh_every == 1:
             return str(task.round)
-        boundary, weights = coverage(self._worker.manifest, task.boundary).boundary, self._worker.vectors[past(age)]
-        if boundary.head is None:  # which is frozen, too
-            weights = weights[: self._worker.manifest.space.suffix(boundary.layer).start]
-        return sha256(weights.data).hexdigest()
+        space, boundary = self._worker.manifest.space, coverage(self._worker.manifest, task.boundary).boundary
+        stop = space.suffix(boundary.layer).start if boundary.head is None else space.size  # heads are frozen, too
+        return self._digest(task.round, age, stop)
 
     def open_step(self, boundary: Boundary) -> GradientStep:
         return self._engine.open_step(boundary)

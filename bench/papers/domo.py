@@ -111,7 +111,8 @@ def _medium() -> Setting:
     rows = _rows("resnet8_gn@0.5", 16, 40, fleet, SIMILARITIES, decay=5e-4, crop=4, flip=True)
     note = (
         "8,000 training and 4,000 test images of CIFAR-10, ResNet8 with group norm of 8 groups and 8, 16 and 32 "
-        f"channels, {_SHARED}An epoch is 16 steps; 40 rounds, weight decay 5e-4, crop and flip, the rate divided by 10 "
+        f"channels (so the first stage normalises each channel by itself), {_SHARED}"
+        f"An epoch is 16 steps; 40 rounds, weight decay 5e-4, crop and flip, the rate divided by 10 "
         f"after 24 and 32, as in the paper after 60 and 80 %. "
     )
     rates = tuple(f"{rate}/10@24,32" for rate in ("0.4", "0.2", "0.1", "0.05", "0.02"))

@@ -154,7 +154,8 @@ FRONT = (
 CIFAR_BOUND = "On CIFAR-10 a value of an update may be up to 2^20."
 KERAS_NOTE = (
     "The paper does not say how it builds ResNet20 and whether it augments images. The code that its authors published "
-    "for FedLAMA has the batch norm and the first weights of Keras and crops and mirrors images. Three rows do so, too."
+    "for FedLAMA has the batch norm and the first weights of Keras, and it standardises, crops and mirrors images. "
+    "Three rows do so, too, but for the standardising."
 )
 KEPT_NOTE = (
     "A device keeps its momentum for its next round; the paper does not say whether its devices do. Where they did "

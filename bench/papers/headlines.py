@@ -53,7 +53,7 @@ class Headline:
         if not found:
             return [*self._told, "–", "–", NOT_RUN, "–", self._full("", {})]
         scale, data, ours = found[0]
-        smaller = found[-1][2]
+        smaller = next((other for _, _, other in found[1:] if other[2] != NOT_RUN), found[-1][2])
         if ours[2] == NOT_RUN != smaller[2]:
             ours = [f"{smaller[0]}; so far at {scale} {ours[0]}", *smaller[1:]]
         return [*self._told, *ours, self._full(scale, data)]

@@ -78,6 +78,8 @@ def keras_resnet(blocks: int, num_classes: int, width: float = 1.0) -> ResNet:
 
     Batch norm has Keras's constants: running statistics move by a hundredth in a step, a tenth of PyTorch's. The first
     weights are Glorot's, and the last batch norm of each block begins at zero, so that a block begins as its shortcut.
+    Two things of theirs are not here: Keras pads convolutions of stride 2 on one side only, and their weight decay
+    leaves batch norm out.
     """
     network = ResNet(blocks, num_classes, partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01), width)
     glorot(network)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 
@@ -10,11 +12,15 @@ pytest.importorskip("torch")
 from edge_runtime.layers import TrainedSource
 from edge_runtime.trainer import Trainer
 from federation.errors import InputError
+from federation.job import plan_from
 from federation.layout import MODEL
 from simulation import worker
+from simulation.datasets import Dataset
+from simulation.fleet import open_fleet
 from simulation.pool import InlinePool
 from simulation.simulate import Options, Simulation
 from simulation.torch_engine import TorchEngine
+from simulation.worker import build
 from tests.edge_runtime.conftest import relative
 from tests.simulation.test_simulate import fleet_of
 
@@ -124,11 +130,52 @@ def test_frozen_layers_run_only_for_new_activations_wherever_those_are_kept(bund
     assert len(passes) == behind_frozen and np.array_equal(without, kept)
 
 
-def test_frozen_layers_that_no_device_trains_run_once_for_each_device(bundle_of, tmp_path, passes):
-    bundle, more = bundle_of("digits"), {"local": {"refresh_every": 2}, "simulate": {"tiers": {"weak": 20}}}
-    fleet = fleet_of(bundle, {"num_rounds": 6, **more})
+ALIKE = {"num_rounds": 6, "simulate": {"tiers": {"weak": 20}, "partitioner": "iid", "partition": {}}}
+
+
+@pytest.mark.parametrize(("steps", "whole"), [(4, True), (1, False)])
+def test_all_samples_pass_frozen_layers_where_two_rounds_would_see_them(steps, whole, bundle_of, tmp_path, passes):
+    fleet = fleet_of(bundle_of("digits"), {**ALIKE, "local": {"refresh_every": 2, "steps": steps, "batch": 8}})
+    shares = sorted(len(device.trained) for device in fleet.devices)
+    assert shares[0] > 2 * 8 and shares[-1] <= 2 * 4 * 8
     Simulation(fleet, tmp_path, Options("torch", 1, InlinePool)).run()
-    assert sorted(passes) == sorted(len(device.trained) for device in fleet.devices)
+    # No device trains these layers: they stay as they are, and whoever keeps what they give never runs them again.
+    assert sorted(passes) == (shares if whole else [8] * 6 * len(shares))
+
+
+class TurnsPool(InlinePool):
+    """Two processes' workers in this one, which take turns: a device's next round may be with the other."""
+
+    def __init__(self, spec, count):
+        super().__init__(spec, count)
+        one, other = self._work, build(spec.settings, self._shared)
+        self._turns = cycle((one, other, other))
+        self._work = lambda job, slot: next(self._turns)(job, slot)
+
+
+@pytest.mark.parametrize("pool", [InlinePool, TurnsPool])
+def test_whether_activations_are_there_changes_no_bit(pool, bundle_of, tmp_path, monkeypatch, passes):
+    """Epochs: where frozen layers stood still for a round, devices store all samples; else those that they take."""
+    job = {
+        "bundle": "none",
+        "num_rounds": 12,
+        "participate": {"fraction_train": 0.5, "balance": False},
+        "local": {"epochs": 1, "batch": 32, "rate": "0.05"},
+        "simulate": {"devices": 4, "dataset": "random", "partitioner": "iid", "tiers": {"strong": 1, "weak": 3}},
+    }
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4 * 258, 1, 28, 28), np.float32), rng.integers(0, 10, 4 * 258)
+    fleet = open_fleet(plan_from(job), bundle_of("mnist_2nn").directory, Dataset("random", x, y, x[:9], y[:9], 10))
+
+    def weights_of(name, pool):
+        found = Simulation(fleet, tmp_path / name, Options("torch", 1, pool)).run()
+        return np.concatenate([found.weights[name].ravel() for name in sorted(found.weights)])
+
+    found = weights_of("found", pool)
+    kept = len(passes)
+    monkeypatch.setattr("simulation.kept_trainers.MOST_BYTES", 0)
+    assert np.array_equal(weights_of("without", InlinePool), found)
+    assert 0 < kept < len(passes) - kept
 
 
 def test_what_is_kept_is_not_fetched_again(bundle_of, tmp_path):

@@ -155,6 +155,9 @@ def test_figures_of_rows_that_were_run_are_shown_without_a_verdict():
     reports = {"full": report_of(some), "short": report_of(all_of_them, "short")}
     line = headline.line(lambda table, scale: reports.get(scale))
     assert line[3] == "0.75 / 0.25; so far at full – / 0.5" and line[4].startswith("short") and line[5] == "held"
+    reports["medium"] = report_of(rows_with(headline, 0.5, 0.125), "medium")  # the largest scale that has all rows
+    line = headline.line(lambda table, scale: reports.get(scale))
+    assert line[3] == "0.5 / 0.125; so far at full – / 0.5" and line[4].startswith("medium")
 
 
 def test_a_headline_of_differences_shows_them_or_the_scale_that_has_all():
