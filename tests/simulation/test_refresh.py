@@ -139,7 +139,7 @@ def test_all_samples_pass_frozen_layers_where_two_rounds_would_see_them(steps, w
     shares = sorted(len(device.trained) for device in fleet.devices)
     assert shares[0] > 2 * 8 and shares[-1] <= 2 * 4 * 8
     Simulation(fleet, tmp_path, Options("torch", 1, InlinePool)).run()
-    # No device trains these layers: they stay as they are, and whoever keeps what they give never runs them again.
+    # No device trains these layers, so a device whose activations are kept never runs them again.
     assert sorted(passes) == (shares if whole else [8] * 6 * len(shares))
 
 
